@@ -1,0 +1,7 @@
+//! libsekv: a resolution-adaptive KV cache with hierarchical semantic memory.
+//!
+//! Dependencies point one way: `capi` -> `cache` -> `routing` -> (`zoom`, `attend`) ->
+//! (`segment`, `span`, `summary`, `basis`) -> (`store`, `kernels`) -> `model`, `error`.
+
+pub mod error;
+pub mod model;
