@@ -4,4 +4,5 @@
 //! (`segment`, `span`, `summary`, `basis`) -> (`store`, `kernels`) -> `model`, `error`.
 
 pub mod error;
+pub mod kernels;
 pub mod model;

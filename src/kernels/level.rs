@@ -1,0 +1,54 @@
+//! Which instruction sets the kernels may use.
+
+use std::sync::OnceLock;
+
+/// A set of instructions that this machine has. Values come from [`Level::best`] and
+/// [`Level::available`] only, so that holding one proves that its instructions may run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct Level(Tier);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub(super) enum Tier {
+    Scalar,
+    /// AVX2, FMA, F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// The above and AVX-512 F, BW, VL, DQ, VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    pub const SCALAR: Level = Level(Tier::Scalar);
+
+    /// The fastest level of this machine.
+    #[inline]
+    pub fn best() -> Level {
+        static BEST: OnceLock<Level> = OnceLock::new();
+        *BEST.get_or_init(|| *Level::available().last().expect("scalar is always there"))
+    }
+
+    /// Every level of this machine, the fastest last.
+    pub fn available() -> Vec<Level> {
+        #[allow(unused_mut)]
+        let mut levels = vec![Level::SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vnni");
+            if avx2 {
+                levels.push(Level(Tier::Avx2));
+            }
+            if avx2 && avx512 {
+                levels.push(Level(Tier::Avx512));
+            }
+        }
+        levels
+    }
+}

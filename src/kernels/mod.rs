@@ -1,0 +1,22 @@
+//! Number crunching on slices of host memory; nothing here knows of sequences or tiers.
+//!
+//! Each kernel has a plain scalar version, which defines its result, and fast paths for AVX2
+//! and AVX-512 that are chosen once, at run time ([`Level`]). Fast paths may sum in another order
+//! and, where a kernel says so, multiply in int8; the tests hold each level against the scalar
+//! version on random shapes. Lengths are checked at each kernel's door, inputs are finite
+//! ([`convert::first_outside`] is what guards that at the library's own door).
+//!
+//! `rows`: exact rows; `sketch`, `value_sketch`: packed partial ones; `exp`, `tile`: softmax.
+
+pub mod convert;
+pub mod exp;
+mod level;
+pub mod rows;
+pub mod sketch;
+#[cfg(test)]
+mod testing;
+pub mod tile;
+pub mod value_sketch;
+
+#[doc(hidden)]
+pub use level::Level;

@@ -1,0 +1,246 @@
+//! Exact rows: one token's key or value of one KV head, as it is kept in full.
+//!
+//! | codec | bytes of a row of d elements | error |
+//! |---|---|---|
+//! | `F32` | 4 d | none |
+//! | `F16` | 2 d | 2^-11 relative |
+//! | `Int8` | d codes, then one f16 scale | half a scale, scale = largest magnitude / 127 |
+//!
+//! Numbers are little-endian and rows need no alignment.
+
+use super::convert::f16_at_least;
+use half::f16;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum RowCodec {
+    F32,
+    F16,
+    Int8,
+}
+
+impl RowCodec {
+    /// Bytes of a row of `dim` elements.
+    pub const fn row_bytes(self, dim: usize) -> usize {
+        match self {
+            RowCodec::F32 => 4 * dim,
+            RowCodec::F16 => 2 * dim,
+            RowCodec::Int8 => dim + 2,
+        }
+    }
+
+    /// Writes `row` into `out`, which is `row_bytes(row.len())` long. Values are finite and at
+    /// most twice 65,504 (keys are stored less their mean) for `Int8`, 65,504 for `F16`.
+    pub fn encode(self, row: &[f32], out: &mut [u8]) {
+        assert_eq!(out.len(), self.row_bytes(row.len()));
+        match self {
+            RowCodec::F32 => {
+                for (bytes, value) in out.chunks_exact_mut(4).zip(row) {
+                    bytes.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            RowCodec::F16 => {
+                for (bytes, value) in out.chunks_exact_mut(2).zip(row) {
+                    bytes.copy_from_slice(&f16::from_f32(*value).to_le_bytes());
+                }
+            }
+            RowCodec::Int8 => encode_int8(row, out),
+        }
+    }
+
+    /// The values that the bytes of `row` stand for.
+    pub fn decode(self, row: &[u8], out: &mut [f32]) {
+        assert_eq!(row.len(), self.row_bytes(out.len()));
+        match self {
+            RowCodec::F32 => {
+                for (value, bytes) in out.iter_mut().zip(row.chunks_exact(4)) {
+                    *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                }
+            }
+            RowCodec::F16 => {
+                for (value, bytes) in out.iter_mut().zip(row.chunks_exact(2)) {
+                    *value = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+                }
+            }
+            RowCodec::Int8 => {
+                let scale = int8_scale(row, out.len());
+                for (value, code) in out.iter_mut().zip(row) {
+                    *value = f32::from(*code as i8) * scale;
+                }
+            }
+        }
+    }
+}
+
+/// The scale is rounded up, so that the largest magnitude never needs a code beyond 127. It is 0
+/// for a row of zeros only: the least f16 stands in for anything smaller.
+fn encode_int8(row: &[f32], out: &mut [u8]) {
+    let largest = row.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+    let scale = f16_at_least(largest / 127.0);
+    debug_assert!(scale.is_finite(), "a row holds {largest}, beyond what int8 rows can scale");
+    let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
+    let (codes, tail) = out.split_at_mut(row.len());
+    for (code, value) in codes.iter_mut().zip(row) {
+        *code = (value * inverse).round_ties_even() as i8 as u8;
+    }
+    tail.copy_from_slice(&scale.to_le_bytes());
+}
+
+#[inline(always)]
+fn int8_scale(row: &[u8], dim: usize) -> f32 {
+    f16::from_le_bytes([row[dim], row[dim + 1]]).to_f32()
+}
+
+/// `out[g * stride + t] = q[g] . rows[t]`, q: `[n_group][dim]`, rows as encoded (a longer slice
+/// is read up to its row's end).
+pub fn row_scores(
+    codec: RowCodec,
+    dim: usize,
+    q: &[f32],
+    n_group: usize,
+    rows: &[&[u8]],
+    out: &mut [f32],
+    stride: usize,
+) {
+    check_rows(codec, dim, rows, n_group, out.len(), stride);
+    assert_eq!(q.len(), n_group * dim);
+    let mut values = vec![0.0; dim];
+    for (t, row) in rows.iter().enumerate() {
+        codec.decode(&row[..codec.row_bytes(dim)], &mut values);
+        for (g, q) in q.chunks_exact(dim).enumerate() {
+            out[g * stride + t] = q.iter().zip(&values).map(|(q, value)| q * value).sum();
+        }
+    }
+}
+
+/// `acc[g][..] += sum over t of w[g * stride + t] * rows[t]`, acc: `[n_group][dim]`.
+pub fn row_accumulate(
+    codec: RowCodec,
+    dim: usize,
+    w: &[f32],
+    stride: usize,
+    n_group: usize,
+    rows: &[&[u8]],
+    acc: &mut [f32],
+) {
+    check_rows(codec, dim, rows, n_group, w.len(), stride);
+    assert_eq!(acc.len(), n_group * dim);
+    let mut values = vec![0.0; dim];
+    for (t, row) in rows.iter().enumerate() {
+        codec.decode(&row[..codec.row_bytes(dim)], &mut values);
+        for (g, acc) in acc.chunks_exact_mut(dim).enumerate() {
+            let weight = w[g * stride + t];
+            for (acc, value) in acc.iter_mut().zip(&values) {
+                *acc += weight * value;
+            }
+        }
+    }
+}
+
+/// What the fast paths take for granted: every row whole, and a table of `n_group` lines,
+/// `stride` apart, that has a place for each row.
+fn check_rows(
+    codec: RowCodec,
+    dim: usize,
+    rows: &[&[u8]],
+    n_group: usize,
+    table: usize,
+    stride: usize,
+) {
+    assert!(dim > 0);
+    assert!(rows.iter().all(|row| row.len() >= codec.row_bytes(dim)), "a row is cut short");
+    assert!(n_group == 0 || (n_group - 1) * stride + rows.len() <= table);
+    assert!(n_group <= 1 || stride >= rows.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Random;
+    use super::*;
+
+    const CODECS: [RowCodec; 3] = [RowCodec::F32, RowCodec::F16, RowCodec::Int8];
+
+    fn round_trip(codec: RowCodec, row: &[f32]) -> Vec<f32> {
+        let mut bytes = vec![0xAA; codec.row_bytes(row.len())];
+        codec.encode(row, &mut bytes);
+        let mut back = vec![f32::NAN; row.len()];
+        codec.decode(&bytes, &mut back);
+        back
+    }
+
+    #[test]
+    fn a_decoded_row_is_within_the_stated_error() {
+        let mut random = Random::new(1);
+        for dim in [1, 7, 64, 100, 256] {
+            for magnitude in [1e-9, 1e-6, 1e-3, 1.0, 300.0, 65_504.0] {
+                let row: Vec<f32> = (0..dim).map(|_| random.uniform() * magnitude).collect();
+                let largest = row.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+                assert_eq!(round_trip(RowCodec::F32, &row), row);
+                for (value, back) in row.iter().zip(round_trip(RowCodec::F16, &row)) {
+                    assert!((value - back).abs() <= (value.abs() / 2048.0).max(3.0e-8));
+                }
+                // The scale's own rounding adds 2^-10 of itself, or half the least f16.
+                let half = (largest / 254.0 * 1.001).max(3.0e-8);
+                for (value, back) in row.iter().zip(round_trip(RowCodec::Int8, &row)) {
+                    assert!((value - back).abs() <= half, "{value} {back} of {largest}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zero_tiny_and_huge_rows_survive_int8() {
+        assert_eq!(round_trip(RowCodec::Int8, &[0.0, -0.0, 0.0]), [0.0; 3]);
+        assert_eq!(round_trip(RowCodec::Int8, &[1e-40, -1e-40]), [0.0; 2]);
+        let scale = f16::from_bits(1).to_f32();
+        assert_eq!(round_trip(RowCodec::Int8, &[scale, 127.0 * scale]), [scale, 127.0 * scale]);
+        let huge = round_trip(RowCodec::Int8, &[131_008.0, -131_008.0]);
+        assert!((huge[0] - 131_008.0).abs() < 600.0 && huge[1] == -huge[0]);
+    }
+
+    #[test]
+    fn scores_and_sums_are_those_of_the_decoded_rows() {
+        let mut random = Random::new(2);
+        for codec in CODECS {
+            for (dim, n_group, n_rows) in [(64, 3, 5), (100, 7, 1), (72, 1, 17), (128, 16, 4)] {
+                let rows = random.values(n_rows * dim);
+                let bytes: Vec<Vec<u8>> = rows
+                    .chunks(dim)
+                    .map(|row| {
+                        let mut bytes = vec![0; codec.row_bytes(dim)];
+                        codec.encode(row, &mut bytes);
+                        bytes
+                    })
+                    .collect();
+                let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+                let stride = n_rows + 3;
+                let (q, w) = (random.values(n_group * dim), random.values(n_group * stride));
+                let mut scores = vec![7.0; n_group * stride];
+                let before = random.values(n_group * dim);
+                let mut acc = before.clone();
+                row_scores(codec, dim, &q, n_group, &slices, &mut scores, stride);
+                row_accumulate(codec, dim, &w, stride, n_group, &slices, &mut acc);
+                let mut sums: Vec<f64> = before.iter().map(|value| f64::from(*value)).collect();
+                for (t, row) in slices.iter().enumerate() {
+                    let mut values = vec![0.0; dim];
+                    codec.decode(row, &mut values);
+                    for g in 0..n_group {
+                        let score: f64 = (0..dim)
+                            .map(|c| f64::from(q[g * dim + c]) * f64::from(values[c]))
+                            .sum();
+                        assert!((score - f64::from(scores[g * stride + t])).abs() < 1e-4);
+                        for c in 0..dim {
+                            sums[g * dim + c] +=
+                                f64::from(w[g * stride + t]) * f64::from(values[c]);
+                        }
+                    }
+                }
+                for (sum, acc) in sums.iter().zip(&acc) {
+                    assert!((sum - f64::from(*acc)).abs() < 1e-4);
+                }
+                for line in scores.chunks(stride) {
+                    assert_eq!(line[n_rows..], [7.0; 3], "a score was written past its rows");
+                }
+            }
+        }
+    }
+}

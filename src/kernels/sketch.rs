@@ -1,0 +1,225 @@
+//! Scores of a block of tokens from their sketch: a partial key, some channels at 4 bits and some
+//! at 2, `key[c] ~= minimum[c] + scale[c] * code[c]`.
+//!
+//! Channels are in the sketch's own order: the 4-bit ones (padded to a multiple of 8), then the
+//! 2-bit ones (padded to 16). Tokens are packed in groups of 16; a group holds its 4-bit units,
+//! then its 2-bit units, 64 bytes each, byte `t * 4 + c` for token t of 16:
+//!
+//! - 4-bit unit u, channels 8u..8u+8, c in 0..4: low nibble channel 8u + c, high 8u + 4 + c;
+//! - 2-bit unit u, channels 16u..16u+16 of the 2-bit ones: bits 2k..2k+2 are channel 16u + 4k + c.
+//!
+//! One 64-byte load is then 16 tokens of 8 or 16 channels, and after a shift and a mask each dword
+//! holds four neighbouring channels of one token, which is what a dot product of bytes wants.
+
+use super::convert::{f16_at_least, f16_at_most};
+use half::f16;
+
+/// Tokens that share a unit.
+pub const GROUP_TOKENS: usize = 16;
+/// Bytes of a unit.
+pub const UNIT_BYTES: usize = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct SketchShape {
+    /// Channels of 4 bits, a multiple of 8.
+    pub n4: usize,
+    /// Channels of 2 bits, a multiple of 16.
+    pub n2: usize,
+}
+
+impl SketchShape {
+    pub fn channels(&self) -> usize {
+        self.n4 + self.n2
+    }
+
+    /// Bytes of the codes of `n_tokens` tokens; the last group is whole.
+    pub fn code_bytes(&self, n_tokens: usize) -> usize {
+        n_tokens.div_ceil(GROUP_TOKENS) * self.group_bytes()
+    }
+
+    fn group_bytes(&self) -> usize {
+        (self.n4 / 8 + self.n2 / 16) * UNIT_BYTES
+    }
+
+    /// Where token `t`'s code of channel `c` is: its byte and the bit it starts at.
+    #[inline(always)]
+    fn place(&self, t: usize, c: usize) -> (usize, u32) {
+        let group = t / GROUP_TOKENS * self.group_bytes();
+        let lane = t % GROUP_TOKENS * 4 + c % 4;
+        if c < self.n4 {
+            (group + c / 8 * UNIT_BYTES + lane, (c % 8 / 4 * 4) as u32)
+        } else {
+            let c = c - self.n4;
+            (group + (self.n4 / 8 + c / 16) * UNIT_BYTES + lane, (c % 16 / 4 * 2) as u32)
+        }
+    }
+
+    /// The largest code of channel `c`.
+    #[inline(always)]
+    fn top(&self, c: usize) -> u8 {
+        if c < self.n4 { 15 } else { 3 }
+    }
+
+    fn check(&self) {
+        assert!(self.n4.is_multiple_of(8) && self.n2.is_multiple_of(16), "{self:?}");
+    }
+}
+
+/// Packs `rows`, `[n_tokens][channels]` in the sketch's order of channels.
+///
+/// Codes are made against the minimum and scale as rounded to f16. The minimum is rounded down
+/// and the scale up, so that the codes span the channel and none is clipped; a constant channel
+/// has scale 0 and its value, to the nearest, as minimum.
+pub fn sketch_pack(
+    shape: &SketchShape,
+    rows: &[f32],
+    n_tokens: usize,
+    codes: &mut [u8],
+    minimum: &mut [f16],
+    scale: &mut [f16],
+) {
+    shape.check();
+    let channels = shape.channels();
+    assert_eq!(rows.len(), n_tokens * channels);
+    assert_eq!(codes.len(), shape.code_bytes(n_tokens));
+    assert_eq!((minimum.len(), scale.len()), (channels, channels));
+    codes.fill(0);
+    for c in 0..channels {
+        let column = || rows.iter().skip(c).step_by(channels).copied();
+        let grid = Grid::over(column(), shape.top(c));
+        (minimum[c], scale[c]) = (grid.minimum, grid.scale);
+        for (t, value) in column().enumerate() {
+            let (byte, shift) = shape.place(t, c);
+            codes[byte] |= grid.code(value) << shift;
+        }
+    }
+}
+
+/// The evenly spaced values that the codes `0..=top` of one channel stand for.
+pub(super) struct Grid {
+    pub minimum: f16,
+    pub scale: f16,
+    top: f32,
+    origin: f32,
+    inverse: f32,
+}
+
+impl Grid {
+    /// The grid that spans `values`, which are finite.
+    pub fn over(values: impl Iterator<Item = f32>, top: u8) -> Grid {
+        let (low, high) = values.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
+        let top = f32::from(top);
+        if low >= high || low == f32::INFINITY {
+            let value = if low == f32::INFINITY { 0.0 } else { low };
+            let minimum = f16::from_f32(value).clamp(f16::MIN, f16::MAX);
+            return Grid { minimum, scale: f16::ZERO, top, origin: 0.0, inverse: 0.0 };
+        }
+        let minimum = f16_at_most(low).max(f16::MIN);
+        let origin = minimum.to_f32();
+        let scale = f16_at_least((high - origin) / top).min(f16::MAX);
+        let inverse = 1.0 / scale.to_f32();
+        Grid { minimum, scale, top, origin, inverse }
+    }
+
+    #[inline(always)]
+    pub fn code(&self, value: f32) -> u8 {
+        ((value - self.origin) * self.inverse).round_ties_even().clamp(0.0, self.top) as u8
+    }
+}
+
+/// `out[g * stride + t] = offset[g] + sum over c of q[g][c] * (minimum[c] + scale[c] * code[t][c])`
+/// for q: `[n_group][channels]`.
+///
+/// `out` has room for `n_tokens` rounded up to 16 in each group's line (`stride` is at least
+/// that); what stands there beyond `n_tokens` is unspecified.
+#[allow(clippy::too_many_arguments)]
+pub fn sketch_scores(
+    shape: &SketchShape,
+    codes: &[u8],
+    minimum: &[f16],
+    scale: &[f16],
+    n_tokens: usize,
+    q: &[f32],
+    n_group: usize,
+    offset: &[f32],
+    out: &mut [f32],
+    stride: usize,
+) {
+    shape.check();
+    let channels = shape.channels();
+    let padded = n_tokens.next_multiple_of(GROUP_TOKENS);
+    assert_eq!(codes.len(), shape.code_bytes(n_tokens));
+    assert_eq!((minimum.len(), scale.len()), (channels, channels));
+    assert_eq!((q.len(), offset.len()), (n_group * channels, n_group));
+    assert!(n_group == 0 || (n_group - 1) * stride + padded <= out.len());
+    assert!(n_group <= 1 || stride >= padded);
+    for g in 0..n_group {
+        for t in 0..n_tokens {
+            let mut score = offset[g];
+            for c in 0..channels {
+                let (byte, shift) = shape.place(t, c);
+                let code = f32::from(codes[byte] >> shift & shape.top(c));
+                score += q[g * channels + c] * (minimum[c].to_f32() + scale[c].to_f32() * code);
+            }
+            out[g * stride + t] = score;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Random;
+    use super::*;
+
+    #[test]
+    fn scores_are_those_of_keys_within_half_a_step() {
+        let mut random = Random::new(3);
+        for (n4, n2) in [(16, 16), (8, 0), (0, 16), (40, 32), (64, 0), (16, 32)] {
+            for (n_tokens, n_group) in [(64, 3), (1, 1), (17, 7), (130, 2)] {
+                let shape = SketchShape { n4, n2 };
+                let channels = shape.channels();
+                let rows = random.values(n_tokens * channels);
+                let mut codes = vec![0; shape.code_bytes(n_tokens)];
+                let mut minimum = vec![f16::ZERO; channels];
+                let mut scale = vec![f16::ZERO; channels];
+                sketch_pack(&shape, &rows, n_tokens, &mut codes, &mut minimum, &mut scale);
+                let (q, offset) = (random.values(n_group * channels), random.values(n_group));
+                let stride = n_tokens.next_multiple_of(GROUP_TOKENS) + 5;
+                let mut out = vec![0.0; n_group * stride];
+                sketch_scores(
+                    &shape, &codes, &minimum, &scale, n_tokens, &q, n_group, &offset, &mut out,
+                    stride,
+                );
+                for g in 0..n_group {
+                    for t in 0..n_tokens {
+                        let (mut exact, mut bound) = (f64::from(offset[g]), 1e-4);
+                        for c in 0..channels {
+                            let q = f64::from(q[g * channels + c]);
+                            exact += q * f64::from(rows[t * channels + c]);
+                            // A constant channel (one token) is rounded to f16.
+                            bound += q.abs()
+                                * (0.5 * scale[c].to_f64() + 5e-4 * minimum[c].to_f64().abs());
+                        }
+                        let error = (exact - f64::from(out[g * stride + t])).abs();
+                        assert!(error <= bound, "{shape:?} {t}: {error} > {bound}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_constant_channel_has_scale_0() {
+        let shape = SketchShape { n4: 8, n2: 0 };
+        let rows = [300.0, 0.0, -2.5, 1e-9, 65_504.0, 0.25, 7.0, -0.0].repeat(20);
+        let mut codes = vec![0xFF; shape.code_bytes(20)];
+        let (mut minimum, mut scale) = ([f16::ONE; 8], [f16::ONE; 8]);
+        sketch_pack(&shape, &rows, 20, &mut codes, &mut minimum, &mut scale);
+        assert_eq!(scale, [f16::ZERO; 8]);
+        let values = minimum.map(f16::to_f32);
+        assert_eq!(values, [300.0, 0.0, -2.5, 0.0, 65_504.0, 0.25, 7.0, 0.0]);
+        assert!(codes.iter().all(|code| *code == 0));
+    }
+}
