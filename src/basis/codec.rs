@@ -1,0 +1,185 @@
+//! How a basis is stored: f32, f16, or int8 with scales.
+//!
+//! Bytes, little-endian, without a header; the [`BasisShape`] says how to read them:
+//!
+//! ```text
+//! s       f32 [rank]
+//! scale   f32 [rank]            int8 only: scale of U's column times scale of V's row
+//! U       number [tokens][rank]
+//! V^T     number [rank][dim]
+//! ```
+//!
+//! In int8 each column of U and each row of V^T has its own symmetric scale, max|x| / 127. Only
+//! their product is ever needed.
+
+use super::Basis;
+use crate::error::{Result, fail};
+use half::f16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BasisCodec {
+    F32,
+    F16,
+    Int8,
+}
+
+impl BasisCodec {
+    fn number_bytes(self) -> usize {
+        match self {
+            BasisCodec::F32 => 4,
+            BasisCodec::F16 => 2,
+            BasisCodec::Int8 => 1,
+        }
+    }
+}
+
+/// What the bytes of a stored basis hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BasisShape {
+    pub codec: BasisCodec,
+    pub tokens: usize,
+    pub dim: usize,
+    pub rank: usize,
+}
+
+impl BasisShape {
+    pub fn of(basis: &Basis, codec: BasisCodec) -> Self {
+        Self { codec, tokens: basis.tokens, dim: basis.dim, rank: basis.rank }
+    }
+
+    /// Bytes of the stored form.
+    pub fn bytes(&self) -> usize {
+        let scales = if self.codec == BasisCodec::Int8 { 2 } else { 1 };
+        self.rank * (4 * scales + self.codec.number_bytes() * (self.tokens + self.dim))
+    }
+
+    /// Where the singular values end, U begins and V^T begins.
+    fn offsets(&self) -> (usize, usize, usize) {
+        let singular = 4 * self.rank;
+        let left = if self.codec == BasisCodec::Int8 { 2 * singular } else { singular };
+        (singular, left, left + self.codec.number_bytes() * self.tokens * self.rank)
+    }
+
+    fn check(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() != self.bytes() {
+            fail!(
+                Format,
+                "a stored basis of {} tokens x {} at rank {} has {} bytes, expected {}",
+                self.tokens,
+                self.dim,
+                self.rank,
+                bytes.len(),
+                self.bytes()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a span's K and V stored a token at a time in int8, one f16 scale a row: what a basis
+/// has to undercut. 2d + 4 a token where keys and values have the same dimension.
+pub fn token_bytes(tokens: usize, key_dim: usize, value_dim: usize) -> usize {
+    tokens * (key_dim + value_dim + 4)
+}
+
+/// Appends the stored form of `basis` to `out`; [`BasisShape::bytes`] of them.
+pub fn encode(basis: &Basis, codec: BasisCodec, out: &mut Vec<u8>) {
+    let put_f32 = |out: &mut Vec<u8>, values: &[f32]| {
+        out.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+    };
+    put_f32(out, &basis.singular);
+    match codec {
+        BasisCodec::F32 => {
+            put_f32(out, &basis.left);
+            put_f32(out, &basis.right);
+        }
+        BasisCodec::F16 => {
+            for values in [&basis.left, &basis.right] {
+                out.extend(values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
+            }
+        }
+        BasisCodec::Int8 => {
+            let scale = |largest: f32| if largest > 0.0 { largest / 127.0 } else { 1.0 };
+            let mut left_scale = vec![0f32; basis.rank];
+            for row in basis.left.chunks_exact(basis.rank) {
+                left_scale.iter_mut().zip(row).for_each(|(s, x)| *s = s.max(x.abs()));
+            }
+            left_scale.iter_mut().for_each(|s| *s = scale(*s));
+            let right_scale: Vec<f32> = basis
+                .right
+                .chunks_exact(basis.dim)
+                .map(|row| scale(row.iter().fold(0f32, |m, x| m.max(x.abs()))))
+                .collect();
+            let product: Vec<f32> =
+                left_scale.iter().zip(&right_scale).map(|(l, r)| l * r).collect();
+            put_f32(out, &product);
+            let quantise = |x: f32, scale: f32| (x / scale).round() as i8 as u8;
+            for row in basis.left.chunks_exact(basis.rank) {
+                out.extend(row.iter().zip(&left_scale).map(|(&x, &s)| quantise(x, s)));
+            }
+            for (row, &s) in basis.right.chunks_exact(basis.dim).zip(&right_scale) {
+                out.extend(row.iter().map(|&x| quantise(x, s)));
+            }
+        }
+    }
+}
+
+/// The singular values of a stored basis.
+pub fn singular(shape: &BasisShape, bytes: &[u8]) -> Result<Vec<f32>> {
+    shape.check(bytes)?;
+    Ok(read_f32(&bytes[..shape.offsets().0]).collect())
+}
+
+/// Rebuilds the tokens of a stored basis, U diag(gate s) V^T, into `out` ([tokens][dim]).
+pub fn rebuild(shape: &BasisShape, bytes: &[u8], gates: &[f32], out: &mut [f32]) -> Result<()> {
+    shape.check(bytes)?;
+    if gates.len() != shape.rank || out.len() != shape.tokens * shape.dim {
+        fail!(
+            Shape,
+            "a basis of {} tokens x {} at rank {} was to be rebuilt with {} gates into {} numbers",
+            shape.tokens,
+            shape.dim,
+            shape.rank,
+            gates.len(),
+            out.len()
+        );
+    }
+    let (singular_end, left_at, right_at) = shape.offsets();
+    let mut factors: Vec<f32> =
+        read_f32(&bytes[..singular_end]).zip(gates).map(|(s, g)| s * g).collect();
+    if shape.codec == BasisCodec::Int8 {
+        let scales = read_f32(&bytes[singular_end..left_at]);
+        factors.iter_mut().zip(scales).for_each(|(f, scale)| *f *= scale);
+    }
+    let left = read_numbers(shape.codec, &bytes[left_at..right_at]);
+    let right = read_numbers(shape.codec, &bytes[right_at..]);
+    if shape.rank == 0 {
+        out.fill(0.0);
+        return Ok(());
+    }
+    let rows = out.chunks_exact_mut(shape.dim).zip(left.chunks_exact(shape.rank));
+    for (row, coefficients) in rows {
+        row.fill(0.0);
+        let directions = right.chunks_exact(shape.dim);
+        for ((&u, &factor), direction) in coefficients.iter().zip(&factors).zip(directions) {
+            let along = u * factor;
+            row.iter_mut().zip(direction).for_each(|(x, v)| *x += along * v);
+        }
+    }
+    Ok(())
+}
+
+fn read_f32(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b))
+}
+
+/// Numbers as stored, int8 without its scales.
+fn read_numbers(codec: BasisCodec, bytes: &[u8]) -> Vec<f32> {
+    match codec {
+        BasisCodec::F32 => read_f32(bytes).collect(),
+        BasisCodec::F16 => {
+            bytes.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect()
+        }
+        BasisCodec::Int8 => bytes.iter().map(|&b| f32::from(b as i8)).collect(),
+    }
+}
