@@ -76,7 +76,7 @@ fetch_llama() {
     local folder=$build/llama.cpp stamp wanted
     stamp=$folder/inst/.built-from
     # GGML_NATIVE compiles for this processor, so another processor needs another build.
-    wanted="$llama_crate $llama_crate_version, native $(grep -m1 '^flags' /proc/cpuinfo | sha256sum | cut -c1-16)"
+    wanted="$llama_crate $llama_crate_version, no AMX, native $(grep -m1 '^flags' /proc/cpuinfo | sha256sum | cut -c1-16)"
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
         say "llama.cpp is built"
         return 0
@@ -95,11 +95,13 @@ fetch_llama() {
     fi
     say "building llama.cpp (about 4 minutes on 2 cores); log: $folder/build.log"
     {
+        # Without AMX: virtual machines exist whose processor promises it and then traps on it.
         # The installed libraries find each other through $ORIGIN.
         cmake -G Ninja -S "$folder/source" -B "$folder/objects" \
             -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON -DGGML_OPENMP=OFF \
             -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \
             -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF \
+            -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__ \
             -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_NUMBER=0 \
             -DCMAKE_INSTALL_PREFIX="$folder/inst" '-DCMAKE_INSTALL_RPATH=$ORIGIN' &&
         cmake --build "$folder/objects" &&
