@@ -77,9 +77,9 @@ mod tests {
     #[test]
     fn a_budget_below_what_stays_anyway_zooms_only_what_costs_nothing() {
         let spans = candidates(&[(0.9, 10), (0.8, 1)]);
-        assert_eq!(select(&spans, 0.5, 0, Some(0)), []);
+        assert!(select(&spans, 0.5, 0, Some(0)).is_empty());
         assert_eq!(select(&spans, 0.5, 0, Some(2)), [1]);
-        assert_eq!(select(&spans, 0.5, usize::MAX, Some(9)), []);
+        assert!(select(&spans, 0.5, usize::MAX, Some(9)).is_empty());
     }
 
     #[test]
