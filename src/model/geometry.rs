@@ -75,7 +75,7 @@ impl Geometry {
                 fail!(Argument, "{name} is {dim}, expected 1 to {MAX_HEAD_DIM}");
             }
         }
-        if self.n_rot > self.key_dim || self.n_rot % 2 != 0 {
+        if self.n_rot > self.key_dim || !self.n_rot.is_multiple_of(2) {
             fail!(
                 Argument,
                 "n_rot is {}, expected an even number up to head_dim_k = {}",

@@ -298,3 +298,6 @@ impl ModelKeys<'_> {
         read_floats(tensor, &[n_pairs])
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -51,13 +51,20 @@ impl GgufWriter {
     }
 
     /// `dims` has the fastest dimension first.
-    pub fn tensor(&mut self, name: &str, dims: &[u64], type_number: u32, data: Vec<u8>) {
+    pub fn tensor(
+        &mut self,
+        name: &str,
+        dims: &[u64],
+        type_number: u32,
+        data: Vec<u8>,
+    ) -> &mut Self {
         self.tensors.push(Tensor { name: name.to_owned(), dims: dims.to_vec(), type_number, data });
+        self
     }
 
-    pub fn f32_tensor(&mut self, name: &str, dims: &[u64], values: &[f32]) {
+    pub fn f32_tensor(&mut self, name: &str, dims: &[u64], values: &[f32]) -> &mut Self {
         let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.tensor(name, dims, tensor_type::F32, data);
+        self.tensor(name, dims, tensor_type::F32, data)
     }
 
     /// The whole file.

@@ -161,3 +161,6 @@ impl Sidecar {
 pub(super) fn hexadecimal(bytes: &[u8; 32]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -79,9 +79,14 @@ fn check_target(metadata: &Metadata, target: &Target) -> Result<()> {
             fail!(Format, "the key {} is missing", quoted(key));
         };
         let found = found.by_layer(key, layers.len())?;
-        let pairs = found.iter().zip(&expected).enumerate();
-        for (index, (found, expected)) in pairs.filter(|(_, (found, model))| found != model) {
-            fail!(Format, "{key} is {found} in layer {index}, and the model has {expected}");
+        let differs = found.iter().zip(&expected).position(|(found, model)| found != model);
+        if let Some(index) = differs {
+            fail!(
+                Format,
+                "{key} is {} in layer {index}, and the model has {}",
+                found[index],
+                expected[index]
+            );
         }
     }
     let Some(found) = metadata.text(sidecar::KEY_FINGERPRINT)? else { return Ok(()) };

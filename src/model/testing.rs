@@ -74,3 +74,68 @@ impl Drop for TemporaryFile {
         let _ = std::fs::remove_file(&self.0);
     }
 }
+
+/// Damages files by one to four random changes, the same for the same seed.
+pub(crate) struct Mutations(u64);
+
+impl Mutations {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// xorshift64 (Marsaglia 2003).
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % end as u64) as usize
+    }
+
+    pub fn mutate(&mut self, original: &[u8]) -> Vec<u8> {
+        /// Lengths and counts that tend to break arithmetic.
+        const HARD: [u64; 13] = [
+            0,
+            1,
+            2,
+            8,
+            12,
+            40,
+            0xff,
+            1 << 20,
+            1 << 28,
+            1 << 31,
+            u32::MAX as u64,
+            1 << 63,
+            u64::MAX,
+        ];
+        let mut file = original.to_vec();
+        for _ in 0..1 + self.below(4) {
+            if file.is_empty() {
+                break;
+            }
+            let at = self.below(file.len());
+            match self.below(6) {
+                0 => file[at] ^= 1 << self.below(8),
+                1 => file[at] = self.below(256) as u8,
+                2 => self.overwrite(&mut file, at, HARD),
+                3 => {
+                    let small = self.below(64) as u64;
+                    self.overwrite(&mut file, at, [small]);
+                }
+                4 => file.truncate(at),
+                _ => {
+                    let end = (at + self.below(9)).min(file.len());
+                    file.drain(at..end);
+                }
+            }
+        }
+        file
+    }
+
+    /// Writes one of the numbers over what stands at `at`, as u32 or u64.
+    fn overwrite<const N: usize>(&mut self, file: &mut [u8], at: usize, numbers: [u64; N]) {
+        let bytes = numbers[self.below(N)].to_le_bytes();
+        let width = [4, 8][self.below(2)].min(file.len() - at);
+        file[at..at + width].copy_from_slice(&bytes[..width]);
+    }
+}
