@@ -44,10 +44,7 @@ pub(crate) fn read_geometry(header: &Header) -> Result<(Architecture, Geometry)>
     };
     let model = ModelKeys { architecture: Architecture::named(name)?, metadata: &metadata, header };
     model.refuse_what_cannot_be_served()?;
-    let layers = model.layers()?;
-    let geometry = model.geometry(layers)?;
-    // The rules are those for parameters; here a file breaks them.
-    geometry.validate().map_err(|e| Error::new(Status::Format, e.message))?;
+    let geometry = model.geometry(model.layers()?)?;
     Ok((model.architecture, geometry))
 }
 
@@ -180,25 +177,12 @@ impl ModelKeys<'_> {
     fn geometry(&self, layers: Vec<LayerGeometry>) -> Result<Geometry> {
         let n_heads = layers.first().map_or(0, |layer| layer.n_heads);
         let key_dim = self.head_dim("attention.key_length", n_heads)?;
-        let value_dim = self.head_dim("attention.value_length", n_heads)?;
-        let n_ctx_train = self.count("context_length")?.unwrap_or(0);
         let rope = self.rope_kind()?;
         let n_rot = match rope {
             RopeKind::None => 0,
             RopeKind::Norm | RopeKind::Neox => {
                 self.count("rope.dimension_count")?.unwrap_or(key_dim)
             }
-        };
-        if n_rot > key_dim || n_rot % 2 != 0 {
-            fail!(
-                Format,
-                "{} is {n_rot}, expected an even number up to the key's {key_dim} dimensions",
-                quoted(&self.key("rope.dimension_count"))
-            );
-        }
-        let rope_frequencies = match rope {
-            RopeKind::None => Vec::new(),
-            RopeKind::Norm | RopeKind::Neox => self.rope_frequencies(n_rot, n_ctx_train)?,
         };
         let attention_scale = match self.float("attention.scale")?.filter(|&scale| scale != 0.0) {
             Some(scale) => scale as f32,
@@ -207,16 +191,23 @@ impl ModelKeys<'_> {
                 ScoreScale::One => 1.0,
             },
         };
-        Ok(Geometry {
+        let mut geometry = Geometry {
             layers,
             key_dim,
-            value_dim,
+            value_dim: self.head_dim("attention.value_length", n_heads)?,
             rope,
             n_rot,
-            rope_frequencies,
+            rope_frequencies: Vec::new(),
             attention_scale,
-            n_ctx_train,
-        })
+            n_ctx_train: self.count("context_length")?.unwrap_or(0),
+        };
+        // Before the frequencies, whose number depends on what is checked here. The rules are
+        // those for parameters; here a file breaks them.
+        geometry.validate().map_err(|e| Error::new(Status::Format, e.message))?;
+        if rope != RopeKind::None {
+            geometry.rope_frequencies = self.rope_frequencies(n_rot, geometry.n_ctx_train)?;
+        }
+        Ok(geometry)
     }
 
     /// A head's dimensions: its own key, else the embedding shared out among the heads.

@@ -1,5 +1,7 @@
 //! Hand-made models for the tests of this folder.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -137,5 +139,53 @@ impl Mutations {
         let bytes = numbers[self.below(N)].to_le_bytes();
         let width = [4, 8][self.below(2)].min(file.len() - at);
         file[at..at + width].copy_from_slice(&bytes[..width]);
+    }
+}
+
+/// The system's allocator, and the largest request that each thread has made of it. A reader that
+/// believes a file's counts shows here, even where the request would be granted.
+struct WatchedAllocator;
+
+#[global_allocator]
+static ALLOCATOR: WatchedAllocator = WatchedAllocator;
+
+thread_local! {
+    static LARGEST_REQUEST: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The largest request of this thread since the last call.
+pub(crate) fn take_largest_request() -> usize {
+    LARGEST_REQUEST.replace(0)
+}
+
+fn note_request(bytes: usize) {
+    // A thread that is ending has no such cell any more; nobody asks it.
+    let _ = LARGEST_REQUEST.try_with(|largest| largest.set(largest.get().max(bytes)));
+}
+
+// SAFETY: every request goes to the system's allocator as it came; the cell that is written beside
+// it needs no allocation and no destructor.
+unsafe impl GlobalAlloc for WatchedAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note_request(layout.size());
+        // SAFETY: the caller's promises are passed on unchanged.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note_request(layout.size());
+        // SAFETY: the caller's promises are passed on unchanged.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        note_request(new_size);
+        // SAFETY: the caller's promises are passed on unchanged.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on unchanged.
+        unsafe { System.dealloc(pointer, layout) }
     }
 }

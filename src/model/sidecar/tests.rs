@@ -3,7 +3,9 @@ use crate::error::Result;
 use crate::model::metadata::Metadata;
 use crate::model::preflight::Header;
 use crate::model::routing_weights::Linear;
-use crate::model::testing::{Mutations, TemporaryFile, model_keys, small_geometry};
+use crate::model::testing::{
+    Mutations, TemporaryFile, model_keys, small_geometry, take_largest_request,
+};
 use crate::model::{Model, RoutingWeights};
 
 const FINGERPRINT: [u8; 32] = [0xa5; 32];
@@ -199,7 +201,12 @@ fn damaged_sidecars_end_in_errors_never_in_panics() {
     let file = full_sidecar().encode(&geometry, Some(&FINGERPRINT));
     let mut random = Mutations::new(0xdeca);
     for _ in 0..20_000 {
-        if let Ok(sidecar) = parse(&random.mutate(&file)) {
+        let file = random.mutate(&file);
+        take_largest_request();
+        let result = parse(&file);
+        let largest = take_largest_request();
+        assert!(largest < 1 << 17, "{largest} bytes for a file of {}", file.len());
+        if let Ok(sidecar) = result {
             sidecar.validate(&geometry).unwrap();
         }
     }
