@@ -18,5 +18,11 @@ mod testing;
 pub mod tile;
 pub mod value_sketch;
 
+pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, first_outside};
+pub use exp::{exp_minus, max};
 #[doc(hidden)]
 pub use level::Level;
+pub use rows::{RowCodec, row_accumulate, row_scores};
+pub use sketch::{SketchShape, sketch_pack, sketch_scores};
+pub use tile::{scratch_len as tile_scratch_len, tile_attend};
+pub use value_sketch::{coefficients_accumulate, coefficients_pack};
