@@ -1,0 +1,163 @@
+//! Attend: the chosen tokens exactly, all others through their block's coarse row, and those
+//! between through their value sketch as well.
+
+use super::layout::widen;
+use super::plan::{Piece, Sealed};
+use crate::attend::{ROWS_AT_ONCE, SoftmaxState, attend_rows};
+use crate::kernels::{coefficients_accumulate, row_accumulate};
+
+/// The piece's share of a unit's attention, into the piece's own state.
+pub fn attend_piece(
+    piece: &mut Piece,
+    sealed: &Sealed,
+    q: &[f32],
+    log_sum: &[f32],
+    dims: [usize; 2],
+) {
+    let [key_dim, value_dim] = dims;
+    let n_group = log_sum.len();
+    piece.scratch.state.reset(n_group, value_dim);
+    if piece.n_blocks == 0 {
+        return;
+    }
+    coarse(piece, sealed, log_sum, value_dim);
+    middle(piece, sealed, log_sum, value_dim);
+    exact(piece, sealed, q, key_dim);
+}
+
+/// One row a block: weight sum over t in the block, not fetched, of exp(s_t), value the block's
+/// mean. Weights are relative to Z, so the state's m is log Z.
+fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize) {
+    let n_group = log_sum.len();
+    let scratch = &mut piece.scratch;
+    let n = piece.n_blocks;
+    scratch.coarse.resize(n_group * n, 0.0);
+    for g in 0..n_group {
+        for b in 0..n {
+            scratch.coarse[g * n + b] = piece.block_sum[b * n_group + g];
+        }
+    }
+    for chosen in &piece.fetched {
+        let b = chosen.block as usize;
+        for g in 0..n_group {
+            let weight = piece.weights[(b * n_group + g) * piece.stride + chosen.token as usize];
+            let rest = &mut scratch.coarse[g * n + b];
+            *rest = (*rest - weight).max(0.0);
+        }
+    }
+    let state = &mut scratch.state;
+    for g in 0..n_group {
+        let mut sum = 0.0;
+        for b in 0..n {
+            let weight = &mut scratch.coarse[g * n + b];
+            *weight *= (piece.block_max[b * n_group + g] - log_sum[g]).exp();
+            sum += *weight;
+        }
+        state.m[g] = log_sum[g];
+        state.l[g] = sum;
+    }
+    let mut rows: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    for start in (0..n).step_by(ROWS_AT_ONCE) {
+        let blocks = &sealed.blocks[piece.first + start..][..(n - start).min(ROWS_AT_ONCE)];
+        for (row, block) in rows.iter_mut().zip(blocks) {
+            *row = &block.fast[block.shape.mean_value(sealed.head)];
+        }
+        let codec = blocks[0].shape.mean_codec;
+        let (rows, weights) = (&rows[..blocks.len()], &scratch.coarse[start..]);
+        row_accumulate(codec, value_dim, weights, n, n_group, rows, &mut state.o);
+    }
+}
+
+/// Adds sum of exp(s_t) U_v c_t over the middle tokens: the residuals from the coarse rows.
+fn middle(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize) {
+    let rank = sealed.layout.value_basis.len() / value_dim;
+    if piece.middle.is_empty() || rank == 0 {
+        return;
+    }
+    let n_group = log_sum.len();
+    let scratch = &mut piece.scratch;
+    scratch.coefficients.clear();
+    scratch.coefficients.resize(n_group * rank, 0.0);
+    for run in piece.middle.chunk_by(|a, b| a.block == b.block) {
+        let b = run[0].block as usize;
+        let block = &sealed.blocks[piece.first + b];
+        if block.shape.value_rank == 0 {
+            continue;
+        }
+        scratch.token_list.clear();
+        scratch.token_list.extend(run.iter().map(|chosen| chosen.token));
+        scratch.token_weights.resize(n_group * run.len(), 0.0);
+        scratch.codes.clear();
+        scratch.codes.resize(n_group * rank, 0.0);
+        for g in 0..n_group {
+            let factor = (piece.block_max[b * n_group + g] - log_sum[g]).exp();
+            let weights = &piece.weights[(b * n_group + g) * piece.stride..];
+            for (w, chosen) in scratch.token_weights[g * run.len()..].iter_mut().zip(run) {
+                *w = factor * weights[chosen.token as usize];
+            }
+        }
+        let codes = &block.fast[block.shape.coefficients(sealed.head)];
+        let (list, weights) = (&scratch.token_list[..], &scratch.token_weights[..]);
+        coefficients_accumulate(codes, rank, list, weights, run.len(), n_group, &mut scratch.codes);
+        let (minimum, scale) = block.coefficient_scales(sealed.head);
+        for g in 0..n_group {
+            let weight: f32 = weights[g * run.len()..][..run.len()].iter().sum();
+            let sums = scratch.codes[g * rank..][..rank].iter();
+            let out = scratch.coefficients[g * rank..][..rank].iter_mut();
+            for ((out, code), (min, scale)) in out.zip(sums).zip(minimum.iter().zip(scale)) {
+                *out += scale.to_f32() * code + min.to_f32() * weight;
+            }
+        }
+    }
+    widen(&sealed.layout.value_basis, &mut scratch.value_basis);
+    for g in 0..n_group {
+        let out = &mut scratch.state.o[g * value_dim..][..value_dim];
+        let coefficients = &scratch.coefficients[g * rank..][..rank];
+        for (c, direction) in coefficients.iter().zip(scratch.value_basis.chunks(value_dim)) {
+            for (o, d) in out.iter_mut().zip(direction) {
+                *o += c * d;
+            }
+        }
+    }
+}
+
+/// The fetched tokens, from their rows.
+fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
+    let Some(codec) = sealed.blocks.first().map(|block| block.shape.row_codec) else { return };
+    let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    let scratch = &mut piece.scratch;
+    for run in piece.fetched.chunks(ROWS_AT_ONCE) {
+        for ((key, value), chosen) in keys.iter_mut().zip(&mut values).zip(run) {
+            let block = &sealed.blocks[piece.first + chosen.block as usize];
+            *key = block.key(sealed.head, chosen.token as usize);
+            *value = block.value(sealed.head, chosen.token as usize);
+        }
+        let (keys, values) = (&keys[..run.len()], &values[..run.len()]);
+        let (state, rows) = (&mut scratch.state, &mut scratch.rows);
+        attend_rows(codec, key_dim, q, keys, values, None, state, rows);
+    }
+}
+
+/// Every token of the piece's blocks from its rows: a dense layer.
+pub fn attend_dense(
+    piece: &mut Piece,
+    sealed: &Sealed,
+    q: &[f32],
+    n_group: usize,
+    dims: [usize; 2],
+) {
+    let [key_dim, value_dim] = dims;
+    let state: &mut SoftmaxState = &mut piece.scratch.state;
+    state.reset(n_group, value_dim);
+    let mut keys: Vec<&[u8]> = Vec::with_capacity(ROWS_AT_ONCE);
+    let mut values: Vec<&[u8]> = Vec::with_capacity(ROWS_AT_ONCE);
+    for block in &sealed.blocks[piece.first..piece.first + piece.n_blocks] {
+        keys.clear();
+        values.clear();
+        keys.extend((0..block.shape.n_tokens).map(|t| block.key(sealed.head, t)));
+        values.extend((0..block.shape.n_tokens).map(|t| block.value(sealed.head, t)));
+        let codec = block.shape.row_codec;
+        attend_rows(codec, key_dim, q, &keys, &values, None, state, &mut piece.scratch.rows);
+    }
+}

@@ -1,0 +1,114 @@
+//! The scores of one route, and what was chosen by them.
+
+use std::any::Any;
+
+use super::{Block, HeadLayout};
+use crate::attend::{RowScratch, SoftmaxState};
+use crate::routing::Plan;
+
+/// A sealed token: its block within a piece, and its place in the block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chosen {
+    pub block: u32,
+    pub token: u32,
+    /// Mean over the group of the token's share of the attention.
+    pub share: f32,
+}
+
+/// A run of blocks scored and attended by one thread, for one unit.
+#[derive(Default)]
+pub struct Piece {
+    /// First block of the layer, and number of blocks.
+    pub first: usize,
+    pub n_blocks: usize,
+    /// exp(score - the block's largest), `[block][n_group][stride]`.
+    pub weights: Vec<f32>,
+    pub stride: usize,
+    /// Largest score and sum of weights, `[block][n_group]`.
+    pub block_max: Vec<f32>,
+    pub block_sum: Vec<f32>,
+    /// Read exactly (the set T).
+    pub fetched: Vec<Chosen>,
+    /// Seen through the value sketch.
+    pub middle: Vec<Chosen>,
+    pub scratch: PieceScratch,
+}
+
+/// Buffers of one piece, kept from step to step.
+#[derive(Default)]
+pub struct PieceScratch {
+    /// Softmax over the piece's largest scores, to merge into the unit's.
+    pub m: Vec<f32>,
+    pub l: Vec<f32>,
+    pub q: Vec<f32>,
+    pub q_rest: Vec<f32>,
+    pub offset: Vec<f32>,
+    /// Coarse weights, `[n_group][n_blocks]`.
+    pub coarse: Vec<f32>,
+    pub coefficients: Vec<f32>,
+    pub codes: Vec<f32>,
+    pub token_list: Vec<u32>,
+    pub token_weights: Vec<f32>,
+    pub value_basis: Vec<f32>,
+    pub state: SoftmaxState,
+    pub rows: RowScratch,
+}
+
+/// What the units of one pass and layer chose.
+#[derive(Default)]
+pub struct LadderPlan {
+    /// `[unit][piece]`
+    pub pieces: Vec<Piece>,
+    pub n_pieces: usize,
+    pub n_units: usize,
+    /// Log of the sum of exp(score) over every token, `[unit][n_group]`.
+    pub log_sum: Vec<f32>,
+}
+
+impl LadderPlan {
+    /// Cuts `n_blocks` into pieces for each unit, and empties them.
+    pub fn prepare(&mut self, n_units: usize, n_blocks: usize, n_pieces: usize) {
+        (self.n_units, self.n_pieces) = (n_units, n_pieces);
+        if self.pieces.len() < n_units * n_pieces {
+            self.pieces.resize_with(n_units * n_pieces, Piece::default);
+        }
+        for (i, piece) in self.pieces[..n_units * n_pieces].iter_mut().enumerate() {
+            let number = i % n_pieces;
+            piece.first = number * n_blocks / n_pieces;
+            piece.n_blocks = (number + 1) * n_blocks / n_pieces - piece.first;
+            piece.fetched.clear();
+            piece.middle.clear();
+        }
+    }
+
+    pub fn unit_pieces(&self, unit: usize) -> &[Piece] {
+        &self.pieces[unit * self.n_pieces..][..self.n_pieces]
+    }
+
+    pub fn active(&mut self) -> &mut [Piece] {
+        let n = self.n_units * self.n_pieces;
+        &mut self.pieces[..n]
+    }
+}
+
+impl Plan for LadderPlan {
+    fn fetched(&self, unit: usize) -> usize {
+        self.unit_pieces(unit).iter().map(|piece| piece.fetched.len()).sum()
+    }
+
+    fn middle(&self, unit: usize) -> usize {
+        self.unit_pieces(unit).iter().map(|piece| piece.middle.len()).sum()
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// What a piece reads: the blocks of one layer and the choices of one KV head.
+#[derive(Clone, Copy)]
+pub struct Sealed<'a> {
+    pub blocks: &'a [std::sync::Arc<Block>],
+    pub head: usize,
+    pub layout: &'a HeadLayout,
+}

@@ -1,0 +1,174 @@
+//! Sealing: a block of tokens becomes a sketch and means on the fast tier and rows on the slow one.
+
+use super::block::{Block, BlockShape, Rows, Sketch, halves_mut};
+use super::layout::{HeadLayout, widen};
+use crate::error::Result;
+use crate::kernels::{RowCodec, coefficients_pack, sketch_pack};
+use crate::routing::OpenRows;
+use crate::store::SlowStore;
+
+/// Where a block's tokens come from: a layer and the first token's index in the sequence.
+pub struct Source<'a> {
+    pub rows: &'a dyn OpenRows,
+    pub layer: usize,
+    pub first: usize,
+}
+
+/// One head's rows of a block as f32.
+struct HeadRows {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// Seals the block's tokens for all KV heads of one layer.
+pub fn seal_block(
+    shape: BlockShape,
+    heads: &[HeadLayout],
+    source: &Source,
+    store: &SlowStore,
+) -> Result<Block> {
+    let mut block = Block {
+        shape,
+        fast: crate::store::AlignedBytes::zeroed(shape.fast_bytes())?,
+        rows: Rows::Fast,
+    };
+    let mut scratch = HeadRows {
+        keys: vec![0.0; shape.n_tokens * shape.key_dim],
+        values: vec![0.0; shape.n_tokens * shape.value_dim],
+    };
+    let segment = store.append(shape.rows_bytes(), |rows| {
+        for (head, layout) in heads.iter().enumerate() {
+            read_head(&shape, source, head, &mut scratch);
+            write_rows(&shape, source, head, &scratch, rows);
+            write_sketch(&shape, layout, head, &scratch.keys, &mut block.fast);
+            write_values(&shape, layout, head, &scratch.values, &mut block.fast);
+        }
+    })?;
+    block.rows = Rows::Slow(segment);
+    Ok(block)
+}
+
+/// Keeps the block's tokens whole on the fast tier.
+pub fn dense_block(shape: BlockShape, source: &Source) -> Result<Block> {
+    let mut block = Block::dense(shape)?;
+    let mut scratch = HeadRows {
+        keys: vec![0.0; shape.n_tokens * shape.key_dim],
+        values: vec![0.0; shape.n_tokens * shape.value_dim],
+    };
+    for head in 0..shape.n_kv_heads {
+        read_head(&shape, source, head, &mut scratch);
+        write_rows(&shape, source, head, &scratch, &mut block.fast);
+    }
+    Ok(block)
+}
+
+fn read_head(shape: &BlockShape, source: &Source, head: usize, out: &mut HeadRows) {
+    let rows = out.keys.chunks_mut(shape.key_dim).zip(out.values.chunks_mut(shape.value_dim));
+    for (t, (key, value)) in rows.enumerate() {
+        source.rows.read(source.layer, head, source.first + t, key, value);
+    }
+}
+
+/// Rows that already stand in the right codec are copied: encoding them again would round twice.
+fn write_rows(shape: &BlockShape, source: &Source, head: usize, rows: &HeadRows, out: &mut [u8]) {
+    let tokens = rows.keys.chunks(shape.key_dim).zip(rows.values.chunks(shape.value_dim));
+    for (t, (key, value)) in tokens.enumerate() {
+        let (key_row, value_row) = (shape.key_row(head, t), shape.value_row(head, t));
+        match source.rows.encoded(shape.row_codec, source.layer, head, source.first + t) {
+            Some((key, value)) => {
+                out[key_row].copy_from_slice(key);
+                out[value_row].copy_from_slice(value);
+            }
+            None => {
+                shape.row_codec.encode(key, &mut out[key_row]);
+                shape.row_codec.encode(value, &mut out[value_row]);
+            }
+        }
+    }
+}
+
+fn write_sketch(
+    shape: &BlockShape,
+    layout: &HeadLayout,
+    head: usize,
+    keys: &[f32],
+    fast: &mut [u8],
+) {
+    shape.mean_codec.encode(&mean(keys, shape.key_dim), &mut fast[shape.mean_key(head)]);
+    match shape.sketch {
+        Sketch::Raw => {
+            let len = RowCodec::F32.row_bytes(shape.key_dim);
+            let rows = fast[shape.codes(head)].chunks_mut(len);
+            for (key, row) in keys.chunks(shape.key_dim).zip(rows) {
+                RowCodec::F32.encode(key, row);
+            }
+        }
+        Sketch::Packed { .. } => {
+            let kernel_shape = shape.sketch.shape();
+            let n_channels = kernel_shape.channels();
+            if n_channels == 0 {
+                return;
+            }
+            let mut gathered = vec![0.0; shape.n_tokens * n_channels];
+            for (key, row) in keys.chunks(shape.key_dim).zip(gathered.chunks_mut(n_channels)) {
+                layout.gather(key, row);
+            }
+            let (codes, rest) = fast.split_at_mut(shape.codes(shape.n_kv_heads).start);
+            let channels = shape.channels(head);
+            let offset = codes.len();
+            let scales = halves_mut(&mut rest[channels.start - offset..channels.end - offset]);
+            let (minimum, scale) = scales.split_at_mut(n_channels);
+            let codes = &mut codes[shape.codes(head)];
+            sketch_pack(&kernel_shape, &gathered, shape.n_tokens, codes, minimum, scale);
+        }
+    }
+}
+
+fn write_values(
+    shape: &BlockShape,
+    layout: &HeadLayout,
+    head: usize,
+    values: &[f32],
+    fast: &mut [u8],
+) {
+    let (dim, rank) = (shape.value_dim, shape.value_rank);
+    let mean_row = shape.mean_value(head);
+    shape.mean_codec.encode(&mean(values, dim), &mut fast[mean_row.clone()]);
+    if rank == 0 {
+        return;
+    }
+    // Residuals are taken from the mean as it is stored, so that its rounding is made good too.
+    let mut stored_mean = vec![0.0; dim];
+    shape.mean_codec.decode(&fast[mean_row], &mut stored_mean);
+    let mut basis = Vec::new();
+    widen(&layout.value_basis, &mut basis);
+    let mut coefficients = vec![0.0; shape.n_tokens * rank];
+    let mut residual = vec![0.0; dim];
+    for (value, row) in values.chunks(dim).zip(coefficients.chunks_mut(rank)) {
+        for (r, (x, m)) in residual.iter_mut().zip(value.iter().zip(&stored_mean)) {
+            *r = x - m;
+        }
+        for (c, direction) in row.iter_mut().zip(basis.chunks(dim)) {
+            *c = direction.iter().zip(&residual).map(|(d, r)| d * r).sum();
+        }
+    }
+    let scales = shape.coefficient_scales(head);
+    let codes = shape.coefficients(head);
+    let (before, after) = fast.split_at_mut(shape.coefficients(0).start);
+    let offset = before.len();
+    let (minimum, scale) = halves_mut(&mut before[scales]).split_at_mut(rank);
+    let codes = &mut after[codes.start - offset..codes.end - offset];
+    coefficients_pack(&coefficients, shape.n_tokens, rank, codes, minimum, scale);
+}
+
+fn mean(rows: &[f32], dim: usize) -> Vec<f32> {
+    let mut sum = vec![0.0f32; dim];
+    for row in rows.chunks(dim) {
+        for (s, x) in sum.iter_mut().zip(row) {
+            *s += x;
+        }
+    }
+    let scale = ((rows.len() / dim).max(1) as f32).recip();
+    sum.iter_mut().for_each(|s| *s *= scale);
+    sum
+}

@@ -1,0 +1,543 @@
+//! The sealed tokens of one sequence.
+
+use std::sync::Arc;
+
+use super::attend::{attend_dense, attend_piece};
+use super::layout::{self, SequenceLayout};
+use super::plan::Sealed;
+use super::route::{self, Thresholds};
+use super::seal::{Source, dense_block, seal_block};
+use super::{Block, BlockShape, HeadLayout, LadderPlan, Sketch, dense};
+use crate::attend::SoftmaxState;
+use crate::error::{Result, fail};
+use crate::kernels::RowCodec;
+use crate::model::Model;
+use crate::params::{BasisCodec, DenseLayers, Params};
+use crate::pool::Team;
+use crate::routing::{
+    OpenRows, Plan, Queries, RecentQueries, RouteLimits, RoutingReport, SealedBytes, SealedTokens,
+};
+use crate::store::SlowStore;
+
+/// Blocks that one thread takes at a time, at the least: below, sharing costs more than it gains.
+const BLOCKS_A_PIECE: usize = 8;
+
+/// Pieces for each thread, so that an uneven pace evens out.
+const PIECES_A_THREAD: usize = 4;
+
+pub struct LadderTokens {
+    pub(super) model: Arc<Model>,
+    pub(super) params: Arc<Params>,
+    pub(super) store: SlowStore,
+    pub(super) layout: Option<SequenceLayout>,
+    /// `[layer][block]`
+    pub(super) layers: Vec<Vec<Arc<Block>>>,
+    bytes: SealedBytes,
+    n_threads_hint: usize,
+    pub(super) repacked_blocks: u64,
+}
+
+impl LadderTokens {
+    pub fn new(model: &Arc<Model>, params: &Arc<Params>, store: &SlowStore) -> Self {
+        let n_threads_hint = match params.n_threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        };
+        Self {
+            model: Arc::clone(model),
+            params: Arc::clone(params),
+            store: store.clone(),
+            layout: None,
+            layers: model.geometry.layers.iter().map(|_| Vec::new()).collect(),
+            bytes: SealedBytes::default(),
+            n_threads_hint,
+            repacked_blocks: 0,
+        }
+    }
+
+    fn is_dense(&self, layer: usize) -> bool {
+        self.layout.as_ref().is_some_and(|layout| layout.dense_layers.contains(&layer))
+    }
+
+    /// A sealed block's shape with the sketch that the host chose.
+    pub(super) fn shape(&self, layer: usize, sketch: Sketch) -> BlockShape {
+        let geometry = &self.model.geometry;
+        let row_codec = match self.params.basis_codec {
+            BasisCodec::Rows(codec) => codec,
+            BasisCodec::LowRank(_) => RowCodec::Int8,
+        };
+        BlockShape {
+            n_tokens: self.params.block_tokens,
+            n_kv_heads: geometry.layers[layer].n_kv_heads,
+            key_dim: geometry.key_dim,
+            value_dim: geometry.value_dim,
+            sketch,
+            value_rank: layout::value_rank(&self.params, geometry.value_dim),
+            mean_codec: self.params.mean_codec,
+            row_codec,
+        }
+    }
+
+    /// A dense layer's rows take the codec of the residents that they are.
+    fn dense_shape(&self, layer: usize) -> BlockShape {
+        BlockShape { row_codec: self.params.resident_codec, ..self.shape(layer, self.sketch()) }
+    }
+
+    pub(super) fn sketch(&self) -> Sketch {
+        let dim = self.model.geometry.key_dim;
+        layout::sketch_of(self.params.sketch_profile(dim), dim)
+    }
+
+    fn make_block(&self, layer: usize, first: usize, rows: &dyn OpenRows) -> Result<Block> {
+        let source = Source { rows, layer, first };
+        let Some(layout) = &self.layout else {
+            fail!(Internal, "tokens were to be sealed before there was a layout");
+        };
+        if self.is_dense(layer) {
+            dense_block(self.dense_shape(layer), &source)
+        } else {
+            let shape = self.shape(layer, self.sketch());
+            seal_block(shape, &layout.heads[layer], &source, &self.store)
+        }
+    }
+
+    /// Makes one layer's blocks anew, in parallel; replaces them only when all are made.
+    pub(super) fn rebuild_layer(
+        &mut self,
+        team: &Team,
+        layer: usize,
+        make: impl Fn(usize, &Block) -> Result<Block> + Sync,
+    ) -> Result<()> {
+        let mut made: Vec<Option<Result<Block>>> = Vec::new();
+        made.resize_with(self.layers[layer].len(), || None);
+        let old = &self.layers[layer];
+        team.for_each_mut(&mut made, |b, out| *out = Some(make(b, &old[b])));
+        let made: Vec<Block> = made.into_iter().flatten().collect::<Result<_>>()?;
+        for (b, block) in made.into_iter().enumerate() {
+            self.replace(layer, b, block);
+        }
+        Ok(())
+    }
+
+    pub(super) fn replace(&mut self, layer: usize, index: usize, block: Block) {
+        let old = std::mem::replace(&mut self.layers[layer][index], Arc::new(block));
+        self.bytes = minus(self.bytes, block_bytes(&old));
+        self.bytes = plus(self.bytes, block_bytes(&self.layers[layer][index]));
+    }
+
+    fn bytes_of_new_block(&self, layer: usize) -> SealedBytes {
+        if self.is_dense(layer) {
+            dense_bytes(self.dense_shape(layer).rows_bytes())
+        } else {
+            let shape = self.shape(layer, self.sketch());
+            sealed_bytes(&shape, shape.rows_bytes())
+        }
+    }
+
+    fn sealed<'a>(&'a self, layer: usize, head: usize, none: &'a HeadLayout) -> Sealed<'a> {
+        let layout = self.layout.as_ref().map_or(none, |layout| &layout.heads[layer][head]);
+        Sealed { blocks: &self.layers[layer], head, layout }
+    }
+
+    fn n_pieces(&self, n_blocks: usize, n_units: usize) -> usize {
+        let wanted = (PIECES_A_THREAD * self.n_threads_hint).div_ceil(n_units.max(1));
+        if self.n_threads_hint == 1 {
+            1
+        } else {
+            wanted.clamp(1, (n_blocks / BLOCKS_A_PIECE).max(1))
+        }
+    }
+
+    fn thresholds(&self, n_tokens: usize) -> Thresholds {
+        let params = &self.params;
+        let scale = match params.share_reference {
+            0 => 1.0,
+            reference => reference as f32 / n_tokens.max(1) as f32,
+        };
+        let has_values = layout::value_rank(params, self.model.geometry.value_dim) > 0;
+        Thresholds::new(
+            params.share_threshold * scale,
+            has_values.then_some(params.middle_fraction),
+        )
+    }
+}
+
+/// Reads a block's own rows back, so that it can be sealed again in another form.
+pub(super) struct BlockRows<'a> {
+    pub(super) block: &'a Block,
+    pub(super) first: usize,
+}
+
+impl OpenRows for BlockRows<'_> {
+    fn read(&self, _: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
+        let codec = self.block.shape.row_codec;
+        codec.decode(self.block.key(head, token - self.first), key);
+        codec.decode(self.block.value(head, token - self.first), value);
+    }
+
+    fn encoded(
+        &self,
+        codec: RowCodec,
+        _: usize,
+        head: usize,
+        token: usize,
+    ) -> Option<(&[u8], &[u8])> {
+        let token = token - self.first;
+        (codec == self.block.shape.row_codec)
+            .then(|| (self.block.key(head, token), self.block.value(head, token)))
+    }
+}
+
+/// Bookkeeping of one block.
+const BLOCK_METADATA: u64 = (size_of::<Block>() + size_of::<Arc<Block>>()) as u64;
+
+fn block_bytes(block: &Block) -> SealedBytes {
+    if block.is_dense() {
+        dense_bytes(block.fast.len())
+    } else {
+        sealed_bytes(&block.shape, block.slow_bytes())
+    }
+}
+
+fn dense_bytes(rows: usize) -> SealedBytes {
+    SealedBytes { resident: rows as u64, metadata: BLOCK_METADATA, ..Default::default() }
+}
+
+fn sealed_bytes(shape: &BlockShape, slow: usize) -> SealedBytes {
+    let (sketch, value_sketch) = (shape.sketch_bytes() as u64, shape.value_sketch_bytes() as u64);
+    SealedBytes {
+        sketch,
+        value_sketch,
+        mean: shape.fast_bytes() as u64 - sketch - value_sketch,
+        metadata: BLOCK_METADATA,
+        slow: slow as u64,
+        ..Default::default()
+    }
+}
+
+fn plus(a: SealedBytes, b: SealedBytes) -> SealedBytes {
+    combine(a, b, |a, b| a + b)
+}
+
+fn minus(a: SealedBytes, b: SealedBytes) -> SealedBytes {
+    combine(a, b, |a, b| a.saturating_sub(b))
+}
+
+fn combine(a: SealedBytes, b: SealedBytes, op: fn(u64, u64) -> u64) -> SealedBytes {
+    SealedBytes {
+        resident: op(a.resident, b.resident),
+        sketch: op(a.sketch, b.sketch),
+        value_sketch: op(a.value_sketch, b.value_sketch),
+        mean: op(a.mean, b.mean),
+        layout: op(a.layout, b.layout),
+        metadata: op(a.metadata, b.metadata),
+        slow: op(a.slow, b.slow),
+    }
+}
+
+fn ladder_plan(plan: &mut dyn Plan) -> Option<&mut LadderPlan> {
+    plan.as_any().downcast_mut()
+}
+
+impl SealedTokens for LadderTokens {
+    fn has_layout(&self) -> bool {
+        self.layout.is_some()
+    }
+
+    fn lay_out(
+        &mut self,
+        team: &Team,
+        rows: &dyn OpenRows,
+        n_tokens: usize,
+        queries: &dyn RecentQueries,
+    ) -> Result<()> {
+        let geometry = &self.model.geometry;
+        let mut layout = layout::choose(geometry, &self.params, team, rows, n_tokens, queries);
+        let overruled =
+            self.model.sidecar.as_ref().and_then(|sidecar| sidecar.dense_layers.clone());
+        layout.dense_layers = match (&self.params.dense, overruled) {
+            (DenseLayers::List(list), _) => list.clone(),
+            (DenseLayers::None, _) => Vec::new(),
+            (DenseLayers::Rule, Some(list)) => list,
+            (DenseLayers::Rule, None) => {
+                let threshold = self.params.dense_threshold;
+                dense::diffuse_layers(
+                    geometry,
+                    threshold,
+                    team,
+                    n_tokens,
+                    queries,
+                    &|il, head, out| {
+                        let mut value = vec![0.0; geometry.value_dim];
+                        for (t, key) in out.chunks_mut(geometry.key_dim).enumerate() {
+                            rows.read(il, head, t, key, &mut value);
+                        }
+                    },
+                )
+            }
+        };
+        self.bytes.layout = layout.heads.iter().flatten().map(|head| head.bytes() as u64).sum();
+        self.layout = Some(layout);
+        Ok(())
+    }
+
+    fn centre(&self, layer: usize, head: usize) -> Option<&[f32]> {
+        self.layout.as_ref().map(|layout| &layout.heads[layer][head].centre[..])
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.layers[0].len() * self.params.block_tokens
+    }
+
+    fn sealable(&self, n_open: usize, _: &[f32], _: bool) -> usize {
+        if self.has_layout() {
+            n_open / self.params.block_tokens * self.params.block_tokens
+        } else {
+            0
+        }
+    }
+
+    fn seal(
+        &mut self,
+        team: &Team,
+        rows: &dyn OpenRows,
+        first: usize,
+        n: usize,
+        _: &[f32],
+    ) -> Result<()> {
+        let n_blocks = n / self.params.block_tokens;
+        let n_layers = self.layers.len();
+        let mut made: Vec<Option<Result<Block>>> = Vec::new();
+        made.resize_with(n_layers * n_blocks, || None);
+        team.for_each_mut(&mut made, |i, out| {
+            let first = first + i / n_layers * self.params.block_tokens;
+            *out = Some(self.make_block(i % n_layers, first, rows));
+        });
+        let made: Vec<Block> = made.into_iter().flatten().collect::<Result<_>>()?;
+        for (i, block) in made.into_iter().enumerate() {
+            self.bytes = plus(self.bytes, block_bytes(&block));
+            self.layers[i % n_layers].push(Arc::new(block));
+        }
+        Ok(())
+    }
+
+    fn cut_below(&self, n_keep: usize) -> usize {
+        n_keep.min(self.n_tokens()) / self.params.block_tokens * self.params.block_tokens
+    }
+
+    fn truncate(&mut self, n_keep: usize) {
+        let n_blocks = n_keep / self.params.block_tokens;
+        for layer in 0..self.layers.len() {
+            for block in self.layers[layer].drain(n_blocks..) {
+                self.bytes = minus(self.bytes, block_bytes(&block));
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        layer: usize,
+        head: usize,
+        first: usize,
+        n: usize,
+        keys: &mut [f32],
+        values: &mut [f32],
+    ) {
+        let geometry = &self.model.geometry;
+        let rows = keys.chunks_mut(geometry.key_dim).zip(values.chunks_mut(geometry.value_dim));
+        for (t, (key, value)) in (first..first + n).zip(rows) {
+            let block = &self.layers[layer][t / self.params.block_tokens];
+            let token = t % self.params.block_tokens;
+            block.shape.row_codec.decode(block.key(head, token), key);
+            block.shape.row_codec.decode(block.value(head, token), value);
+        }
+    }
+
+    fn new_plan(&self) -> Box<dyn Plan> {
+        Box::new(LadderPlan::default())
+    }
+
+    fn route(
+        &self,
+        team: &Team,
+        queries: &Queries,
+        states: &[SoftmaxState],
+        limits: RouteLimits,
+        plan: &mut dyn Plan,
+    ) {
+        let Some(plan) = ladder_plan(plan) else { return };
+        let n_blocks = self.layers[queries.layer].len();
+        let n_pieces = self.n_pieces(n_blocks, queries.n_units);
+        plan.prepare(queries.n_units, n_blocks, n_pieces);
+        if n_blocks == 0 || self.is_dense(queries.layer) {
+            return;
+        }
+        let (n_group, n_kv_heads) = (queries.n_group, queries.n_kv_heads);
+        let none = HeadLayout::default();
+        team.for_each_mut(plan.active(), |i, piece| {
+            let unit = i / n_pieces;
+            let sealed = self.sealed(queries.layer, unit % n_kv_heads, &none);
+            route::score(piece, &sealed, queries.unit(unit), n_group);
+        });
+        let mut log_sum = std::mem::take(&mut plan.log_sum);
+        log_sum.resize(queries.n_units * n_group, 0.0);
+        for (unit, out) in log_sum.chunks_mut(n_group).enumerate() {
+            for (g, out) in out.iter_mut().enumerate() {
+                let (mut m, mut l) = (states[unit].m[g], states[unit].l[g]);
+                for piece in plan.unit_pieces(unit) {
+                    route::add(&mut m, &mut l, piece.scratch.m[g], piece.scratch.l[g]);
+                }
+                *out = m + l.ln();
+            }
+        }
+        let at = self.thresholds(queries.n_tokens);
+        let blocks = &self.layers[queries.layer];
+        team.for_each_mut(plan.active(), |i, piece| {
+            let log_sum = &log_sum[i / n_pieces * n_group..][..n_group];
+            route::select(piece, log_sum, |block| blocks[block].shape.n_tokens, at);
+        });
+        if let Some(budget) = limits.fetch_budget {
+            let middle = layout::value_rank(&self.params, self.model.geometry.value_dim) > 0;
+            for pieces in plan.active().chunks_mut(n_pieces) {
+                route::limit(pieces, budget, middle);
+            }
+        }
+        plan.log_sum = log_sum;
+    }
+
+    fn attend(
+        &self,
+        team: &Team,
+        queries: &Queries,
+        plan: &mut dyn Plan,
+        states: &mut [SoftmaxState],
+    ) {
+        let Some(plan) = ladder_plan(plan) else { return };
+        if self.layers[queries.layer].is_empty() {
+            return;
+        }
+        let (n_group, n_kv_heads, n_pieces) = (queries.n_group, queries.n_kv_heads, plan.n_pieces);
+        let dims = [self.model.geometry.key_dim, self.model.geometry.value_dim];
+        let dense = self.is_dense(queries.layer);
+        let log_sum = std::mem::take(&mut plan.log_sum);
+        let none = HeadLayout::default();
+        team.for_each_mut(plan.active(), |i, piece| {
+            let unit = i / n_pieces;
+            let sealed = self.sealed(queries.layer, unit % n_kv_heads, &none);
+            let q = queries.unit(unit);
+            if dense {
+                attend_dense(piece, &sealed, q, n_group, dims);
+            } else {
+                attend_piece(piece, &sealed, q, &log_sum[unit * n_group..][..n_group], dims);
+            }
+        });
+        plan.log_sum = log_sum;
+        for (unit, state) in states.iter_mut().enumerate().take(queries.n_units) {
+            for piece in plan.unit_pieces(unit) {
+                state.merge(&piece.scratch.state);
+            }
+        }
+    }
+
+    fn review(
+        &mut self,
+        team: &Team,
+        rows: &dyn OpenRows,
+        n_sinks: usize,
+        n_tokens: usize,
+        queries: &dyn RecentQueries,
+    ) -> Result<()> {
+        let decided_by_rule = self.params.dense == DenseLayers::Rule
+            && self.model.sidecar.as_ref().is_none_or(|sidecar| sidecar.dense_layers.is_none());
+        let Some(layout) = &self.layout else { return Ok(()) };
+        let mut dense_layers = layout.dense_layers.clone();
+        let free = dense::most(self.layers.len()).saturating_sub(dense_layers.len());
+        if !decided_by_rule || free == 0 || self.n_tokens() == 0 {
+            return Ok(());
+        }
+        let geometry = &self.model.geometry;
+        let (n_sealed, threshold) = (self.n_tokens(), self.params.dense_threshold);
+        let read = |il: usize, head: usize, keys: &mut [f32]| {
+            let mut values = vec![0.0; geometry.value_dim * n_sealed];
+            let (sinks, rest) = keys.split_at_mut(n_sinks * geometry.key_dim);
+            let (sealed, window) = rest.split_at_mut(n_sealed * geometry.key_dim);
+            self.read(il, head, 0, n_sealed, sealed, &mut values);
+            let value = &mut values[..geometry.value_dim];
+            for (t, key) in sinks.chunks_mut(geometry.key_dim).enumerate() {
+                rows.read(il, head, t, key, value);
+            }
+            for (t, key) in window.chunks_mut(geometry.key_dim).enumerate() {
+                rows.read(il, head, n_sinks + n_sealed + t, key, value);
+            }
+        };
+        let diffuse = dense::diffuse_layers(geometry, threshold, team, n_tokens, queries, &read);
+        let new: Vec<usize> =
+            diffuse.into_iter().filter(|il| !dense_layers.contains(il)).take(free).collect();
+        for layer in new {
+            let shape = self.dense_shape(layer);
+            let block_tokens = self.params.block_tokens;
+            self.rebuild_layer(team, layer, |b, block| {
+                let rows = BlockRows { block, first: b * block_tokens };
+                dense_block(shape, &Source { rows: &rows, layer, first: b * block_tokens })
+            })?;
+            dense_layers.push(layer);
+        }
+        if let Some(layout) = &mut self.layout {
+            layout.dense_layers = dense_layers;
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> SealedBytes {
+        self.bytes
+    }
+
+    fn estimate(&self, n: usize) -> SealedBytes {
+        let geometry = &self.model.geometry;
+        let mut bytes = SealedBytes::default();
+        for layer in 0..self.layers.len() {
+            let one = self.bytes_of_new_block(layer);
+            for _ in 0..n / self.params.block_tokens {
+                bytes = plus(bytes, one);
+            }
+            let rank = layout::value_rank(&self.params, geometry.value_dim);
+            let head = geometry.key_dim * 6 + rank * geometry.value_dim * 2;
+            bytes.layout += (geometry.layers[layer].n_kv_heads * head) as u64;
+        }
+        bytes
+    }
+
+    fn bytes_to_seal(&self, n: usize) -> u64 {
+        let layers = 0..self.layers.len();
+        let per_block: u64 = layers.map(|layer| self.bytes_of_new_block(layer).fast()).sum();
+        per_block * (n / self.params.block_tokens) as u64
+    }
+
+    fn minimum_bytes(&self) -> u64 {
+        let nothing = Sketch::Packed { n4: 0, n2: 0 };
+        let blocks: u64 = (0..self.layers.len())
+            .map(|il| {
+                let shape = BlockShape { value_rank: 0, ..self.shape(il, nothing) };
+                (shape.fast_bytes() as u64 + BLOCK_METADATA) * self.layers[il].len() as u64
+            })
+            .sum();
+        blocks + self.bytes.layout
+    }
+
+    fn shrink(&mut self, team: &Team, excess: u64) -> Result<u64> {
+        super::shrink::shrink(self, team, excess)
+    }
+
+    fn report(&self) -> RoutingReport {
+        let mut report =
+            RoutingReport { repacked_blocks: self.repacked_blocks, ..Default::default() };
+        if let Some(layout) = &self.layout {
+            report.dense_layers = layout.dense_layers.clone();
+            report.layout_without_queries = layout.without_queries;
+        }
+        report.spans = self.layers[0].len() as u64;
+        let bucket = self.params.block_tokens.ilog2().min(19) as usize;
+        report.span_lengths[bucket] = report.spans;
+        report
+    }
+}
