@@ -3,11 +3,18 @@
 //! Dependencies point one way: `capi` -> `cache` -> `routing` -> (`zoom`, `attend`) ->
 //! (`segment`, `span`, `summary`, `basis`) -> (`store`, `kernels`) -> `model`, `error`.
 
+pub mod attend;
 pub mod basis;
+pub mod cache;
 pub mod error;
 pub mod kernels;
 pub mod model;
+pub mod params;
+pub mod pool;
+pub mod routing;
 pub mod segment;
 pub mod span;
+pub mod store;
 pub mod summary;
+pub mod tensor;
 pub mod zoom;

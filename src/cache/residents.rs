@@ -1,0 +1,204 @@
+//! Tokens that a sequence keeps whole: its sinks and its window.
+
+use crate::error::Result;
+use crate::kernels::RowCodec;
+use crate::model::Geometry;
+use crate::pool::Team;
+use crate::routing::{OpenRows, SealedTokens};
+
+/// Rows below which one thread is faster than several.
+const ROWS_WORTH_SHARING: usize = 1024;
+
+/// One KV head's rows.
+#[derive(Default)]
+struct Table {
+    layer: usize,
+    head: usize,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+/// Rows of every layer and KV head, in token order, in one codec.
+///
+/// Until a sequence has its layout, rows are raw f32: a codec that rounds wants centred keys, and
+/// a sequence that short is small.
+pub struct Residents {
+    codec: RowCodec,
+    n_rows: usize,
+    /// Layer by layer, KV head by KV head.
+    tables: Vec<Table>,
+    /// A layer's first table.
+    first: Vec<usize>,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+impl Residents {
+    pub fn new(geometry: &Geometry, codec: RowCodec) -> Self {
+        let mut first = Vec::with_capacity(geometry.layers.len());
+        let mut tables = Vec::new();
+        for (layer, shape) in geometry.layers.iter().enumerate() {
+            first.push(tables.len());
+            tables.extend((0..shape.n_kv_heads).map(|head| Table {
+                layer,
+                head,
+                ..Table::default()
+            }));
+        }
+        Self {
+            codec,
+            n_rows: 0,
+            tables,
+            first,
+            key_bytes: codec.row_bytes(geometry.key_dim),
+            value_bytes: codec.row_bytes(geometry.value_dim),
+        }
+    }
+
+    pub fn codec(&self) -> RowCodec {
+        self.codec
+    }
+
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    pub fn key(&self, layer: usize, head: usize, row: usize) -> &[u8] {
+        &self.tables[self.first[layer] + head].keys[row * self.key_bytes..][..self.key_bytes]
+    }
+
+    pub fn value(&self, layer: usize, head: usize, row: usize) -> &[u8] {
+        &self.tables[self.first[layer] + head].values[row * self.value_bytes..][..self.value_bytes]
+    }
+
+    /// Bytes held, unused capacity included.
+    pub fn bytes(&self) -> u64 {
+        let table = |t: &Table| (t.keys.capacity() + t.values.capacity()) as u64;
+        self.tables.iter().map(table).sum()
+    }
+
+    /// Bytes of one token, all layers.
+    pub fn bytes_a_token(geometry: &Geometry, codec: RowCodec) -> u64 {
+        let row = codec.row_bytes(geometry.key_dim) + codec.row_bytes(geometry.value_dim);
+        geometry.layers.iter().map(|layer| (layer.n_kv_heads * row) as u64).sum()
+    }
+
+    /// Makes room for `n_rows` rows in all and no more.
+    pub fn reserve_exactly(&mut self, n_rows: usize) -> Result<()> {
+        for table in &mut self.tables {
+            for (rows, bytes) in
+                [(&mut table.keys, self.key_bytes), (&mut table.values, self.value_bytes)]
+            {
+                let want = n_rows * bytes;
+                if rows.capacity() > want + bytes {
+                    rows.shrink_to(want);
+                }
+                rows.try_reserve_exact(want.saturating_sub(rows.len()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends tokens `first..first + n` of `source`, copying what is stored in this codec already.
+    /// The room was reserved.
+    pub fn append(
+        &mut self,
+        team: &Team,
+        geometry: &Geometry,
+        source: &dyn OpenRows,
+        first: usize,
+        n: usize,
+    ) {
+        let (codec, key_bytes, value_bytes) = (self.codec, self.key_bytes, self.value_bytes);
+        let serial = Team::SERIAL;
+        let team = if n * self.tables.len() < ROWS_WORTH_SHARING { &serial } else { team };
+        team.for_each_mut(&mut self.tables, |_, table| {
+            let mut row = [vec![0.0; geometry.key_dim], vec![0.0; geometry.value_dim]];
+            let [key, value] = &mut row;
+            for token in first..first + n {
+                let (k, v) = (table.keys.len(), table.values.len());
+                if let Some((key, value)) = source.encoded(codec, table.layer, table.head, token) {
+                    table.keys.extend_from_slice(key);
+                    table.values.extend_from_slice(value);
+                    continue;
+                }
+                source.read(table.layer, table.head, token, key, value);
+                table.keys.resize(k + key_bytes, 0);
+                table.values.resize(v + value_bytes, 0);
+                codec.encode(key, &mut table.keys[k..]);
+                codec.encode(value, &mut table.values[v..]);
+            }
+        });
+        self.n_rows += n;
+    }
+
+    /// Removes rows `first..first + n`.
+    pub fn remove(&mut self, first: usize, n: usize) {
+        for table in &mut self.tables {
+            table.keys.drain(first * self.key_bytes..(first + n) * self.key_bytes);
+            table.values.drain(first * self.value_bytes..(first + n) * self.value_bytes);
+        }
+        self.n_rows -= n;
+    }
+}
+
+/// The residents as tokens of their sequence: sinks first, then, after the sealed tokens, the
+/// window, then what a pass has staged.
+pub struct OpenTokens<'a> {
+    pub residents: &'a Residents,
+    /// Sinks, at rows 0..n_sinks.
+    pub n_sinks: usize,
+    pub n_sealed: usize,
+    /// Subtracted from keys that were stored raw, `[layer][KV head][key_dim]`.
+    pub centre: Option<Vec<Vec<Vec<f32>>>>,
+    /// Rows of the pass that is being committed.
+    pub staged: Option<&'a super::pass::Staged>,
+}
+
+impl OpenTokens<'_> {
+    fn row(&self, token: usize) -> usize {
+        if token < self.n_sinks { token } else { token - self.n_sealed }
+    }
+
+    /// The centres of a layout, copied, for rows that were stored before it.
+    pub fn centres(geometry: &Geometry, sealed: &dyn SealedTokens) -> Vec<Vec<Vec<f32>>> {
+        let of = |il: usize, head: usize| sealed.centre(il, head).unwrap_or(&[]).to_vec();
+        let layers = geometry.layers.iter().enumerate();
+        layers.map(|(il, layer)| (0..layer.n_kv_heads).map(|head| of(il, head)).collect()).collect()
+    }
+}
+
+impl OpenRows for OpenTokens<'_> {
+    fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
+        let row = self.row(token);
+        if row >= self.residents.n_rows {
+            if let Some(staged) = self.staged {
+                let row = row - self.residents.n_rows;
+                key.copy_from_slice(staged.key(layer, head, row));
+                value.copy_from_slice(staged.value(layer, head, row));
+            }
+            return;
+        }
+        self.residents.codec.decode(self.residents.key(layer, head, row), key);
+        self.residents.codec.decode(self.residents.value(layer, head, row), value);
+        if let Some(centre) = &self.centre {
+            for (k, c) in key.iter_mut().zip(&centre[layer][head]) {
+                *k -= c;
+            }
+        }
+    }
+
+    fn encoded(
+        &self,
+        codec: RowCodec,
+        layer: usize,
+        head: usize,
+        token: usize,
+    ) -> Option<(&[u8], &[u8])> {
+        let row = self.row(token);
+        let stored =
+            row < self.residents.n_rows && self.centre.is_none() && codec == self.residents.codec;
+        stored
+            .then(|| (self.residents.key(layer, head, row), self.residents.value(layer, head, row)))
+    }
+}

@@ -1,0 +1,349 @@
+//! One sequence: its tokens' positions, the residents, and what is sealed.
+
+use std::sync::Arc;
+
+use super::pass::Staged;
+use super::queries::QueryRing;
+use super::residents::{OpenTokens, Residents};
+use crate::error::{Error, Result};
+use crate::kernels::RowCodec;
+use crate::model::Model;
+use crate::params::Params;
+use crate::pool::Team;
+use crate::routing::{self, OpenRows, SealedTokens};
+use crate::store::SlowStore;
+
+/// Resident rows are reserved in steps of this many.
+const RESERVE_STEP: usize = 16;
+
+pub struct Sequence {
+    model: Arc<Model>,
+    params: Arc<Params>,
+    /// Ascending, gaps allowed.
+    pub positions: Vec<i32>,
+    /// In nats; NaN where the host has not said.
+    pub surprisal: Vec<f32>,
+    pub residents: Residents,
+    pub sealed: Box<dyn SealedTokens>,
+    pub queries: QueryRing,
+    /// The layout and the dense layers are settled: no more queries are kept.
+    settled: bool,
+    /// The last pass was part of a prompt.
+    in_prompt: bool,
+}
+
+/// What a commit did besides appending.
+#[derive(Default)]
+pub struct Committed {
+    pub sealed_tokens: usize,
+    /// Sealing failed; its tokens stay resident and are tried again.
+    pub seal_error: Option<Error>,
+}
+
+impl Sequence {
+    pub fn new(model: &Arc<Model>, params: &Arc<Params>, store: &SlowStore) -> Self {
+        Self {
+            model: Arc::clone(model),
+            params: Arc::clone(params),
+            positions: Vec::new(),
+            surprisal: Vec::new(),
+            residents: Residents::new(&model.geometry, RowCodec::F32),
+            sealed: routing::new_sequence(model, params, store),
+            queries: QueryRing::default(),
+            settled: false,
+            in_prompt: false,
+        }
+    }
+
+    pub fn n_tokens(&self) -> usize {
+        self.positions.len()
+    }
+
+    pub fn last_position(&self) -> Option<i32> {
+        self.positions.last().copied()
+    }
+
+    /// Sinks held: the first tokens, never sealed.
+    pub fn n_sinks(&self) -> usize {
+        self.params.n_sinks.min(self.n_tokens())
+    }
+
+    /// Whether the layout still wants queries.
+    pub fn wants_queries(&self) -> bool {
+        !self.settled
+    }
+
+    fn open_tokens<'a>(&'a self, staged: Option<&'a Staged>) -> OpenTokens<'a> {
+        OpenTokens {
+            residents: &self.residents,
+            n_sinks: self.n_sinks(),
+            n_sealed: self.sealed.n_tokens(),
+            centre: None,
+            staged,
+        }
+    }
+
+    /// Tokens that have left the window, of `n_open` that are neither sinks nor sealed.
+    fn beyond_window(&self, n_open: usize) -> usize {
+        n_open.saturating_sub(self.params.window)
+    }
+
+    /// Reserves what `commit` will append, so that it cannot fail half way.
+    pub fn reserve(&mut self, n_new: usize) -> Result<()> {
+        self.positions.try_reserve(n_new)?;
+        self.surprisal.try_reserve(n_new)?;
+        let n_rows = if self.sealed.has_layout() {
+            let n_open = self.residents.n_rows() + n_new - self.n_sinks();
+            let sealed = self.beyond_window(n_open) / self.params.block_tokens;
+            self.rows_to_reserve(self.n_sinks() + n_open - sealed * self.params.block_tokens)
+        } else {
+            self.residents.n_rows() + n_new
+        };
+        let n_rows = n_rows.max(self.residents.n_rows());
+        self.residents.reserve_exactly(n_rows)
+    }
+
+    fn rows_to_reserve(&self, n_rows: usize) -> usize {
+        n_rows.next_multiple_of(RESERVE_STEP)
+    }
+
+    /// Takes over a pass's rows. `positions` and `surprisal` are theirs; room was reserved.
+    pub fn commit(
+        &mut self,
+        team: &Team,
+        staged: &Staged,
+        positions: impl Iterator<Item = (i32, f32)>,
+        is_prompt: bool,
+    ) -> Committed {
+        let first = self.n_tokens();
+        for (position, surprisal) in positions {
+            self.positions.push(position);
+            self.surprisal.push(surprisal);
+        }
+        if self.wants_queries() {
+            self.queries.settle(first, staged.n_rows(), true);
+        }
+        self.in_prompt = is_prompt;
+        if self.sealed.has_layout() {
+            self.seal_and_append(team, staged)
+        } else {
+            self.append_raw(team, staged, first);
+            if self.n_tokens() >= self.params.layout_tokens {
+                self.lay_out(team)
+            } else {
+                Committed::default()
+            }
+        }
+    }
+
+    fn append_raw(&mut self, team: &Team, staged: &Staged, first: usize) {
+        let model = Arc::clone(&self.model);
+        let source = StagedRows { staged, first };
+        self.residents.append(team, &model.geometry, &source, first, staged.n_rows());
+    }
+
+    /// The layout point: everything so far is raw and resident. Chooses the layout, seals what has
+    /// left the window from the raw rows, and rewrites the others, centred, in their codec.
+    fn lay_out(&mut self, team: &Team) -> Committed {
+        let model = Arc::clone(&self.model);
+        let geometry = &model.geometry;
+        let raw = std::mem::replace(
+            &mut self.residents,
+            Residents::new(geometry, self.params.resident_codec),
+        );
+        let (n_tokens, n_sinks) = (self.n_tokens(), self.n_sinks());
+        let mut source =
+            OpenTokens { residents: &raw, n_sinks, n_sealed: 0, centre: None, staged: None };
+        let mut committed = Committed::default();
+        if let Err(e) = self.sealed.lay_out(team, &source, n_tokens, &self.queries) {
+            self.residents = raw;
+            committed.seal_error = Some(e);
+            return committed;
+        }
+        source.centre = Some(OpenTokens::centres(geometry, &*self.sealed));
+        let beyond = self.beyond_window(n_tokens - n_sinks);
+        let surprisal = &self.surprisal[n_sinks..n_sinks + beyond];
+        let n = self.sealed.sealable(beyond, surprisal, false);
+        if n > 0 {
+            match self.sealed.seal(team, &source, n_sinks, n, &self.surprisal[..n_sinks + n]) {
+                Ok(()) => committed.sealed_tokens = n,
+                Err(e) => committed.seal_error = Some(e),
+            }
+        }
+        let n_sealed = self.sealed.n_tokens();
+        let n_rows = self.rows_to_reserve(n_tokens - n_sealed);
+        if let Err(e) = self.residents.reserve_exactly(n_rows) {
+            committed.seal_error = Some(e);
+        }
+        self.residents.append(team, geometry, &source, 0, n_sinks);
+        let open = n_sinks + n_sealed;
+        self.residents.append(team, geometry, &source, open, n_tokens - open);
+        if !self.in_prompt {
+            self.settle();
+        }
+        committed
+    }
+
+    /// Seals what has left the window, from residents and staged rows, and keeps the others.
+    fn seal_and_append(&mut self, team: &Team, staged: &Staged) -> Committed {
+        let mut committed = self.seal(team, Some(staged), false);
+        let model = Arc::clone(&self.model);
+        // Rows of the pass that were sealed at once never become resident.
+        let n_before = self.n_tokens() - staged.n_rows();
+        let sinks = n_before.min(self.n_sinks())..self.n_sinks();
+        let window = n_before.max(self.n_sinks() + self.sealed.n_tokens())..self.n_tokens();
+        let n_rows = self.residents.n_rows() + sinks.len() + window.len();
+        if let Err(e) = self.residents.reserve_exactly(self.rows_to_reserve(n_rows)) {
+            committed.seal_error = Some(e);
+        }
+        let source = StagedRows { staged, first: n_before };
+        for run in [sinks, window] {
+            self.residents.append(team, &model.geometry, &source, run.start, run.len());
+        }
+        committed
+    }
+
+    /// Seals what has left the window. `force`: unknown surprisal is no reason to wait.
+    pub fn seal(&mut self, team: &Team, staged: Option<&Staged>, force: bool) -> Committed {
+        let mut committed = Committed::default();
+        if !self.sealed.has_layout() {
+            return committed;
+        }
+        let first = self.n_sinks() + self.sealed.n_tokens();
+        let beyond = self.beyond_window(self.n_tokens() - first);
+        let n = self.sealed.sealable(beyond, &self.surprisal[first..first + beyond], force);
+        if n == 0 {
+            return committed;
+        }
+        let source = OpenTokens {
+            residents: &self.residents,
+            n_sinks: self.params.n_sinks.min(self.residents.n_rows()),
+            n_sealed: self.sealed.n_tokens(),
+            centre: None,
+            staged,
+        };
+        if let Err(e) = self.sealed.seal(team, &source, first, n, &self.surprisal[..first + n]) {
+            committed.seal_error = Some(e);
+            return committed;
+        }
+        committed.sealed_tokens = n;
+        let row = self.n_sinks().min(self.residents.n_rows());
+        self.residents.remove(row, n.min(self.residents.n_rows() - row));
+        committed
+    }
+
+    /// The start of a pass: seals what waited for its surprisal, and, where a prompt has ended,
+    /// settles the layers that its first tokens could not settle.
+    pub fn before_pass(&mut self, team: &Team, is_prompt: bool) -> Committed {
+        let mut committed = self.seal(team, None, true);
+        if self.settled || is_prompt || !self.in_prompt || !self.sealed.has_layout() {
+            return committed;
+        }
+        let (n_sinks, n_tokens) = (self.n_sinks(), self.n_tokens());
+        let source = OpenTokens {
+            residents: &self.residents,
+            n_sinks,
+            n_sealed: self.sealed.n_tokens(),
+            centre: None,
+            staged: None,
+        };
+        if let Err(e) = self.sealed.review(team, &source, n_sinks, n_tokens, &self.queries) {
+            committed.seal_error = Some(e);
+        }
+        self.settle();
+        committed
+    }
+
+    fn settle(&mut self) {
+        self.settled = true;
+        self.queries = QueryRing::default();
+    }
+
+    /// Keeps the first `n_keep` tokens. Sealed tokens of a block that is cut become residents
+    /// again.
+    pub fn truncate(&mut self, team: &Team, n_keep: usize) -> Result<()> {
+        let model = Arc::clone(&self.model);
+        let geometry = &model.geometry;
+        let (n_sinks, n_sealed) = (self.n_sinks(), self.sealed.n_tokens());
+        if n_keep >= n_sinks + n_sealed {
+            let rows = n_keep - n_sealed;
+            self.residents.remove(rows, self.residents.n_rows() - rows);
+        } else if n_keep < n_sinks {
+            self.residents.remove(n_keep, self.residents.n_rows() - n_keep);
+            self.sealed.truncate(0);
+        } else {
+            let kept_sealed = self.sealed.cut_below(n_keep - n_sinks);
+            let mut reopened = Residents::new(geometry, self.residents.codec());
+            let n_reopened = n_keep - n_sinks - kept_sealed;
+            reopened.reserve_exactly(self.rows_to_reserve(n_sinks + n_reopened))?;
+            reopened.append(team, geometry, &self.open_tokens(None), 0, n_sinks);
+            let source = SealedRows { sealed: &*self.sealed, n_sinks };
+            reopened.append(team, geometry, &source, n_sinks + kept_sealed, n_reopened);
+            self.residents = reopened;
+            self.sealed.truncate(kept_sealed);
+        }
+        self.positions.truncate(n_keep);
+        self.surprisal.truncate(n_keep);
+        self.queries.truncate(n_keep);
+        Ok(())
+    }
+
+    /// Bytes of positions and surprisal.
+    pub fn metadata_bytes(&self) -> u64 {
+        (self.positions.capacity() * 4 + self.surprisal.capacity() * 4) as u64
+    }
+
+    pub fn metadata_bytes_of(n_tokens: usize) -> u64 {
+        n_tokens as u64 * 8
+    }
+
+    /// Fast-tier bytes, besides what is sealed already, after a pass of `n_new` tokens.
+    pub fn bytes_after(&self, n_new: usize) -> u64 {
+        let n_tokens = self.n_tokens() + n_new;
+        let metadata = Self::metadata_bytes_of(n_tokens);
+        let geometry = &self.model.geometry;
+        if !self.sealed.has_layout() && n_tokens < self.params.layout_tokens {
+            return metadata + n_tokens as u64 * Residents::bytes_a_token(geometry, RowCodec::F32);
+        }
+        let n_sinks = self.params.n_sinks.min(n_tokens);
+        let n_open = n_tokens - n_sinks - self.sealed.n_tokens();
+        let blocks = self.beyond_window(n_open) / self.params.block_tokens;
+        let n_seal = blocks * self.params.block_tokens;
+        let rows = (n_tokens - self.sealed.n_tokens() - n_seal).next_multiple_of(RESERVE_STEP);
+        let resident = Residents::bytes_a_token(geometry, self.params.resident_codec);
+        metadata + rows as u64 * resident + self.sealed.bytes_to_seal(n_seal)
+    }
+}
+
+/// Staged rows as tokens of the sequence, from index `first` on.
+struct StagedRows<'a> {
+    staged: &'a Staged,
+    first: usize,
+}
+
+impl OpenRows for StagedRows<'_> {
+    fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
+        key.copy_from_slice(self.staged.key(layer, head, token - self.first));
+        value.copy_from_slice(self.staged.value(layer, head, token - self.first));
+    }
+
+    fn encoded(&self, _: RowCodec, _: usize, _: usize, _: usize) -> Option<(&[u8], &[u8])> {
+        None
+    }
+}
+
+/// Sealed tokens, read back.
+struct SealedRows<'a> {
+    sealed: &'a dyn SealedTokens,
+    n_sinks: usize,
+}
+
+impl OpenRows for SealedRows<'_> {
+    fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
+        self.sealed.read(layer, head, token - self.n_sinks, 1, key, value);
+    }
+
+    fn encoded(&self, _: RowCodec, _: usize, _: usize, _: usize) -> Option<(&[u8], &[u8])> {
+        None
+    }
+}

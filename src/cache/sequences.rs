@@ -1,0 +1,93 @@
+//! Operations on whole sequences between passes.
+
+use super::context::{Context, check_surprisal};
+use crate::error::{Result, fail};
+use crate::pool::Team;
+
+impl Context {
+    /// Removes tokens with positions in `first..end` (negative `first`: from the start; negative
+    /// `end`: to the end) from a sequence, or from all where `id` is negative: a tail, or all of
+    /// it. An empty range removes nothing.
+    pub fn remove(&mut self, id: i32, first: i32, end: i32) -> Result<()> {
+        self.require_no_pass("seq_rm")?;
+        let indices = if id < 0 {
+            0..self.sequences.len()
+        } else {
+            let index = self.sequence_index(id)?;
+            index..index + 1
+        };
+        let mut cuts = Vec::new();
+        for index in indices {
+            let Some(sequence) = &self.sequences[index] else { continue };
+            let start = sequence.positions.partition_point(|&p| p < first);
+            let stop = match end {
+                ..0 => sequence.n_tokens(),
+                end => sequence.positions.partition_point(|&p| p < end),
+            };
+            if start >= stop {
+                continue;
+            }
+            if stop < sequence.n_tokens() {
+                fail!(
+                    Unsupported,
+                    "positions {first} to {end} end before the last of sequence {index}, {}: only \
+                     a tail can be removed",
+                    sequence.last_position().unwrap_or(-1)
+                );
+            }
+            cuts.push((index, start));
+        }
+        self.with_team(|team: &Team, sequences| {
+            for (index, n_keep) in cuts {
+                if n_keep == 0 {
+                    sequences[index] = None;
+                } else if let Some(sequence) = &mut sequences[index] {
+                    sequence.truncate(team, n_keep)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Removes every token of every sequence.
+    pub fn clear(&mut self) -> Result<()> {
+        self.require_no_pass("clear")?;
+        self.sequences.iter_mut().for_each(|sequence| *sequence = None);
+        Ok(())
+    }
+
+    /// Smallest position of a sequence; -1 where it is empty.
+    pub fn position_min(&self, id: i32) -> Result<i32> {
+        let sequence = &self.sequences[self.sequence_index(id)?];
+        Ok(sequence.as_ref().and_then(|s| s.positions.first().copied()).unwrap_or(-1))
+    }
+
+    /// Largest position of a sequence; -1 where it is empty.
+    pub fn position_max(&self, id: i32) -> Result<i32> {
+        let sequence = &self.sequences[self.sequence_index(id)?];
+        Ok(sequence.as_ref().and_then(|s| s.last_position()).unwrap_or(-1))
+    }
+
+    /// Surprisal that comes after its tokens' commit: `values[i]` belongs to the i-th token from
+    /// position `first` on.
+    pub fn set_surprisal(&mut self, id: i32, first: i32, values: &[f32]) -> Result<()> {
+        self.require_no_pass("surprisal")?;
+        check_surprisal(values)?;
+        let index = self.sequence_index(id)?;
+        let Some(sequence) = &mut self.sequences[index] else {
+            fail!(Sequence, "sequence {id} is empty, there is no token to give surprisal to");
+        };
+        let start = sequence.positions.partition_point(|&p| p < first);
+        let room = sequence.n_tokens() - start;
+        if values.len() > room {
+            fail!(
+                Argument,
+                "{} surprisals were given from position {first} on, sequence {id} has {room} tokens \
+                 there",
+                values.len()
+            );
+        }
+        sequence.surprisal[start..start + values.len()].copy_from_slice(values);
+        Ok(())
+    }
+}
