@@ -5,7 +5,8 @@
 mod golden;
 
 use golden::{Tensor, assert_close, integer, integers, read_json, read_tensors, spans};
-use sekv::basis::{BasisCodec, BasisShape, decompose, encode, rebuild};
+use sekv::basis::{BasisShape, decompose, encode, rebuild};
+use sekv::kernels::rows::RowCodec;
 use sekv::span::{Span, weighted_mean, weights};
 use sekv::summary::{Projection, relevance};
 use sekv::zoom::budget::{Candidate, select, union};
@@ -87,14 +88,15 @@ impl Layer {
         let (keys, values) = (rows("K"), rows("V"));
         let weights = weights(&self.tensors["surprisal"].data[span.tokens()]);
         let mean_key = weighted_mean(keys, d, &weights);
-        let key_basis = decompose(keys, d, mlp.r_max, 0.0).unwrap();
-        let value_basis = decompose(values, d, mlp.r_max, 0.0).unwrap();
+        let key_basis = decompose(keys, d, mlp.r_max).unwrap();
+        let value_basis = decompose(values, d, mlp.r_max).unwrap();
         let gates = rank_gates(Some(mlp), &key_basis.singular, &mean_key).unwrap();
         let rebuilt = |basis| {
             let mut bytes = Vec::new();
-            encode(basis, BasisCodec::F32, &mut bytes);
+            encode(basis, RowCodec::F32, &mut bytes);
             let mut rows = vec![f32::NAN; span.len() * d];
-            rebuild(&BasisShape::of(basis, BasisCodec::F32), &bytes, &gates, &mut rows).unwrap();
+            let shape = BasisShape::of(basis, RowCodec::F32);
+            rebuild(&shape, &bytes, &gates, 0..span.len(), &mut rows).unwrap();
             rows
         };
         Stored {

@@ -14,50 +14,44 @@
 
 use super::Basis;
 use crate::error::{Result, fail};
+use crate::kernels::rows::RowCodec;
 use half::f16;
+use std::ops::Range;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BasisCodec {
-    F32,
-    F16,
-    Int8,
-}
-
-impl BasisCodec {
-    fn number_bytes(self) -> usize {
-        match self {
-            BasisCodec::F32 => 4,
-            BasisCodec::F16 => 2,
-            BasisCodec::Int8 => 1,
-        }
+/// Bytes of one number. The scales of int8 stand apart, not after each row as in a row of its own.
+fn number_bytes(codec: RowCodec) -> usize {
+    match codec {
+        RowCodec::F32 => 4,
+        RowCodec::F16 => 2,
+        RowCodec::Int8 => 1,
     }
 }
 
 /// What the bytes of a stored basis hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BasisShape {
-    pub codec: BasisCodec,
+    pub codec: RowCodec,
     pub tokens: usize,
     pub dim: usize,
     pub rank: usize,
 }
 
 impl BasisShape {
-    pub fn of(basis: &Basis, codec: BasisCodec) -> Self {
+    pub fn of(basis: &Basis, codec: RowCodec) -> Self {
         Self { codec, tokens: basis.tokens, dim: basis.dim, rank: basis.rank }
     }
 
     /// Bytes of the stored form.
     pub fn bytes(&self) -> usize {
-        let scales = if self.codec == BasisCodec::Int8 { 2 } else { 1 };
-        self.rank * (4 * scales + self.codec.number_bytes() * (self.tokens + self.dim))
+        let scales = if self.codec == RowCodec::Int8 { 2 } else { 1 };
+        self.rank * (4 * scales + number_bytes(self.codec) * (self.tokens + self.dim))
     }
 
     /// Where the singular values end, U begins and V^T begins.
     fn offsets(&self) -> (usize, usize, usize) {
         let singular = 4 * self.rank;
-        let left = if self.codec == BasisCodec::Int8 { 2 * singular } else { singular };
-        (singular, left, left + self.codec.number_bytes() * self.tokens * self.rank)
+        let left = if self.codec == RowCodec::Int8 { 2 * singular } else { singular };
+        (singular, left, left + number_bytes(self.codec) * self.tokens * self.rank)
     }
 
     fn check(&self, bytes: &[u8]) -> Result<()> {
@@ -83,22 +77,22 @@ pub fn token_bytes(tokens: usize, key_dim: usize, value_dim: usize) -> usize {
 }
 
 /// Appends the stored form of `basis` to `out`; [`BasisShape::bytes`] of them.
-pub fn encode(basis: &Basis, codec: BasisCodec, out: &mut Vec<u8>) {
+pub fn encode(basis: &Basis, codec: RowCodec, out: &mut Vec<u8>) {
     let put_f32 = |out: &mut Vec<u8>, values: &[f32]| {
         out.extend(values.iter().flat_map(|x| x.to_le_bytes()));
     };
     put_f32(out, &basis.singular);
     match codec {
-        BasisCodec::F32 => {
+        RowCodec::F32 => {
             put_f32(out, &basis.left);
             put_f32(out, &basis.right);
         }
-        BasisCodec::F16 => {
+        RowCodec::F16 => {
             for values in [&basis.left, &basis.right] {
                 out.extend(values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
             }
         }
-        BasisCodec::Int8 => {
+        RowCodec::Int8 => {
             let scale = |largest: f32| if largest > 0.0 { largest / 127.0 } else { 1.0 };
             let mut left_scale = vec![0f32; basis.rank];
             for row in basis.left.chunks_exact(basis.rank) {
@@ -130,13 +124,21 @@ pub fn singular(shape: &BasisShape, bytes: &[u8]) -> Result<Vec<f32>> {
     Ok(read_f32(&bytes[..shape.offsets().0]).collect())
 }
 
-/// Rebuilds the tokens of a stored basis, U diag(gate s) V^T, into `out` ([tokens][dim]).
-pub fn rebuild(shape: &BasisShape, bytes: &[u8], gates: &[f32], out: &mut [f32]) -> Result<()> {
+/// Rebuilds some tokens of a stored basis, U diag(gate s) V^T, into `out` ([tokens][dim]).
+pub fn rebuild(
+    shape: &BasisShape,
+    bytes: &[u8],
+    gates: &[f32],
+    tokens: Range<usize>,
+    out: &mut [f32],
+) -> Result<()> {
     shape.check(bytes)?;
-    if gates.len() != shape.rank || out.len() != shape.tokens * shape.dim {
+    let inside = tokens.start <= tokens.end && tokens.end <= shape.tokens;
+    if gates.len() != shape.rank || !inside || out.len() != tokens.len() * shape.dim {
         fail!(
             Shape,
-            "a basis of {} tokens x {} at rank {} was to be rebuilt with {} gates into {} numbers",
+            "tokens {tokens:?} of a basis of {} tokens x {} at rank {} were to be rebuilt with {} \
+             gates into {} numbers",
             shape.tokens,
             shape.dim,
             shape.rank,
@@ -147,11 +149,13 @@ pub fn rebuild(shape: &BasisShape, bytes: &[u8], gates: &[f32], out: &mut [f32])
     let (singular_end, left_at, right_at) = shape.offsets();
     let mut factors: Vec<f32> =
         read_f32(&bytes[..singular_end]).zip(gates).map(|(s, g)| s * g).collect();
-    if shape.codec == BasisCodec::Int8 {
+    if shape.codec == RowCodec::Int8 {
         let scales = read_f32(&bytes[singular_end..left_at]);
         factors.iter_mut().zip(scales).for_each(|(f, scale)| *f *= scale);
     }
-    let left = read_numbers(shape.codec, &bytes[left_at..right_at]);
+    let left_row = number_bytes(shape.codec) * shape.rank;
+    let left = &bytes[left_at + tokens.start * left_row..left_at + tokens.end * left_row];
+    let left = read_numbers(shape.codec, left);
     let right = read_numbers(shape.codec, &bytes[right_at..]);
     if shape.rank == 0 {
         out.fill(0.0);
@@ -174,12 +178,12 @@ fn read_f32(bytes: &[u8]) -> impl Iterator<Item = f32> {
 }
 
 /// Numbers as stored, int8 without its scales.
-fn read_numbers(codec: BasisCodec, bytes: &[u8]) -> Vec<f32> {
+fn read_numbers(codec: RowCodec, bytes: &[u8]) -> Vec<f32> {
     match codec {
-        BasisCodec::F32 => read_f32(bytes).collect(),
-        BasisCodec::F16 => {
+        RowCodec::F32 => read_f32(bytes).collect(),
+        RowCodec::F16 => {
             bytes.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect()
         }
-        BasisCodec::Int8 => bytes.iter().map(|&b| f32::from(b as i8)).collect(),
+        RowCodec::Int8 => bytes.iter().map(|&b| f32::from(b as i8)).collect(),
     }
 }

@@ -5,7 +5,7 @@
 
 mod codec;
 
-pub use codec::{BasisCodec, BasisShape, encode, rebuild, singular, token_bytes};
+pub use codec::{BasisShape, encode, rebuild, singular, token_bytes};
 
 use crate::error::{Result, fail};
 use nalgebra::{DMatrix, SymmetricEigen};
@@ -22,17 +22,38 @@ pub struct Basis {
     pub singular: Vec<f32>,
     /// V^T, [rank][dim].
     pub right: Vec<f32>,
-    /// |A - U diag(s) V^T| / |A| in the Frobenius norm, before any codec; 0 for A = 0.
-    pub error: f32,
+    /// |A - U diag(s) V^T| / |A| in the Frobenius norm at ranks 1 to `rank`, before any codec; 0
+    /// for A = 0.
+    pub errors: Vec<f32>,
 }
 
-/// Decomposes `rows` ([tokens][dim]) to rank min(tokens, dim, r_max), or to the least rank whose
-/// relative error is at most `error_bound`, where that is above 0 and reached earlier. Whether the
-/// bound was reached is the caller's to see, in `error`.
+impl Basis {
+    /// The least rank whose error is at most `bound`; the whole rank where none is, or where
+    /// `bound` is 0.
+    pub fn rank_within(&self, bound: f32) -> usize {
+        let reached = self.errors.iter().position(|&error| bound > 0.0 && error <= bound);
+        reached.map_or(self.rank, |index| index + 1)
+    }
+
+    /// Keeps the first `rank` directions.
+    pub fn truncate(&mut self, rank: usize) {
+        if rank >= self.rank {
+            return;
+        }
+        let old = self.rank;
+        self.left = self.left.chunks_exact(old).flat_map(|row| &row[..rank]).copied().collect();
+        self.right.truncate(rank * self.dim);
+        self.singular.truncate(rank);
+        self.errors.truncate(rank);
+        self.rank = rank;
+    }
+}
+
+/// Decomposes `rows` ([tokens][dim]) to rank min(tokens, dim, r_max).
 ///
 /// By the Gram matrix of the smaller side and its symmetric eigen-decomposition, in f64: squaring
 /// costs half of the digits, and half of f64's is still f32's.
-pub fn decompose(rows: &[f32], dim: usize, r_max: usize, error_bound: f32) -> Result<Basis> {
+pub fn decompose(rows: &[f32], dim: usize, r_max: usize) -> Result<Basis> {
     if dim == 0 || rows.is_empty() || !rows.len().is_multiple_of(dim) || r_max == 0 {
         fail!(
             Shape,
@@ -61,11 +82,11 @@ pub fn decompose(rows: &[f32], dim: usize, r_max: usize, error_bound: f32) -> Re
     let mut basis = Basis {
         tokens,
         dim,
-        rank: 0,
+        rank: most,
         left: Vec::new(),
         singular: Vec::with_capacity(most),
-        right: Vec::new(),
-        error: 1.0,
+        right: Vec::with_capacity(most * dim),
+        errors: Vec::with_capacity(most),
     };
     let mut left_columns: Vec<Vec<f64>> = Vec::with_capacity(most);
     let mut kept = 0f64;
@@ -83,13 +104,9 @@ pub fn decompose(rows: &[f32], dim: usize, r_max: usize, error_bound: f32) -> Re
         basis.right.extend(right.iter().map(|&x| x as f32));
         basis.singular.push(s as f32);
         kept += s * s;
-        basis.error =
-            if energy > 0.0 { ((energy - kept).max(0.0) / energy).sqrt() as f32 } else { 0.0 };
-        if error_bound > 0.0 && basis.error <= error_bound {
-            break;
-        }
+        let rest = if energy > 0.0 { (energy - kept).max(0.0) / energy } else { 0.0 };
+        basis.errors.push(rest.sqrt() as f32);
     }
-    basis.rank = basis.singular.len();
     basis.left = (0..tokens)
         .flat_map(|token| left_columns.iter().map(move |column| column[token] as f32))
         .collect();
