@@ -6,11 +6,12 @@ mod golden;
 
 use golden::{Tensor, assert_close, integer, integers, read_json, read_tensors, spans};
 use sekv::basis::{BasisShape, decompose, encode, rebuild};
-use sekv::kernels::rows::RowCodec;
+use sekv::kernels::RowCodec;
+use sekv::model::{GateMlp, Linear};
 use sekv::span::{Span, weighted_mean, weights};
 use sekv::summary::{Projection, relevance};
 use sekv::zoom::budget::{Candidate, select, union};
-use sekv::zoom::gates::{GateMlp, Linear, rank_gates};
+use sekv::zoom::gates::rank_gates;
 use sekv::zoom::rows::{Row, RowKind, list};
 use serde_json::Value;
 use std::collections::HashMap;

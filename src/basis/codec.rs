@@ -14,7 +14,7 @@
 
 use super::Basis;
 use crate::error::{Result, fail};
-use crate::kernels::rows::RowCodec;
+use crate::kernels::RowCodec;
 use half::f16;
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kernels::rows::RowCodec;
+use crate::kernels::RowCodec;
 
 /// Rows of a fixed pattern, full rank in general position.
 fn pattern(tokens: usize, dim: usize) -> Vec<f32> {

@@ -10,10 +10,6 @@
 //! no K_S is kept: one norm a span and query head is, and the transformed query reads the same
 //! mean key k_S that the coarse row reads.
 
-mod untrained;
-
-pub use untrained::{UNTRAINED_SUMMARY_DIM, untrained_projection};
-
 use crate::error::{Result, fail};
 
 /// Below this a projected key has no direction; its summary is 0, as in the reference
@@ -121,10 +117,15 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
+    /// [n_heads][summary_dim][key_dim], no two rows alike.
+    fn weights(n_heads: usize, summary_dim: usize, key_dim: usize) -> Vec<f32> {
+        (0..n_heads * summary_dim * key_dim).map(|i| (i as f32 * 1.7).sin()).collect()
+    }
+
     #[test]
     fn folding_gives_the_score_of_the_stored_summary() {
         let (summary_dim, key_dim) = (5, 13);
-        let weights = untrained_projection(7, 2, summary_dim, key_dim);
+        let weights = weights(2, summary_dim, key_dim);
         let projection = Projection::new(&weights, 2, summary_dim, key_dim).unwrap();
         let query: Vec<f32> = (0..key_dim).map(|i| (i as f32 * 0.7).sin() * 3.0).collect();
         let key: Vec<f32> = (0..key_dim).map(|i| (i as f32 * 0.3).cos() * 2.0).collect();
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_key_of_zeros_routes_by_its_length_alone() {
-        let weights = untrained_projection(1, 1, 2, 4);
+        let weights = weights(1, 2, 4);
         let projection = Projection::new(&weights, 1, 2, 4).unwrap();
         let norm = projection.norm(0, &[0.0; 4]);
         let gate = relevance(&projection.fold_query(0, &[1.0; 4]), &[0.0; 4], norm, 3);

@@ -1,24 +1,8 @@
 //! Rank gates g_phi: how much each direction of a span's basis counts when it is rebuilt.
 
 use crate::error::{Result, fail};
+use crate::model::{GateMlp, Linear};
 use crate::summary::{dot, sigmoid};
-
-/// A layer of the MLP: `weight` is [rows][cols], as PyTorch's Linear keeps it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Linear {
-    pub rows: usize,
-    pub cols: usize,
-    pub weight: Vec<f32>,
-    pub bias: Vec<f32>,
-}
-
-/// The MLP g_phi, one for the whole model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GateMlp {
-    pub r_max: usize,
-    pub input_dim: usize,
-    pub layers: [Linear; 3],
-}
 
 /// The gates of a span, one for each direction of its basis, from the singular values of its key
 /// (falling) and its weighted mean key. Without an MLP every gate is 1.
