@@ -75,7 +75,10 @@ std::unique_ptr<engine> engine::with_full_cache(const loaded_model & model, cons
     std::unique_ptr<engine> made(new engine(model, options));
     llama_context_params params = llama_context_default_params();
     params.n_ctx = options.n_ctx;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    // With flash attention llama.cpp rounds an F32 cache to F16 on every read (0.3 in a logit at
+    // 1,600 tokens), without it an F32 cache is exact. A listener needs flash attention's node.
+    const bool exact = options.cache_type == GGML_TYPE_F32 && options.listener == nullptr;
+    params.flash_attn_type = exact ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.kv_unified = true;
     if (options.listener != nullptr) {
         params.cb_eval = graph_tap::callback;
