@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn refuses_rows_that_overlap_and_extents_that_overflow() {
         let mut byte = 0u8;
-        let view = |strides| unsafe {
+        let mut view = |strides| unsafe {
             // SAFETY: only checked, never read.
             View::new(&raw mut byte, Dtype::F32, [8, 2, 2], strides)
         };
