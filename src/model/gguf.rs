@@ -147,9 +147,8 @@ impl ModelKeys<'_> {
         let n_blocks = self.metadata.required_count(&self.key("block_count"))?;
         // The last blocks may only draft tokens; they take no part in a pass.
         let n_drafting = self.count("nextn_predict_layers")?.unwrap_or(0);
-        let Some(n_layer) =
-            n_blocks.checked_sub(n_drafting).filter(|n| (1..=MAX_LAYERS).contains(n))
-        else {
+        let n_layer = n_blocks.checked_sub(n_drafting).filter(|&n| n > 0 && n_blocks <= MAX_LAYERS);
+        let Some(n_layer) = n_layer else {
             fail!(
                 Format,
                 "{} is {n_blocks} with {n_drafting} drafting layers, expected 1 to {MAX_LAYERS} \
@@ -163,9 +162,10 @@ impl ModelKeys<'_> {
         };
         let kv_heads_key = self.key("attention.head_count_kv");
         let kv_heads = self.metadata.counts(&kv_heads_key)?.unwrap_or_else(|| heads.clone());
-        let heads = heads.by_layer(&heads_key, n_layer)?;
-        let kv_heads = kv_heads.by_layer(&kv_heads_key, n_layer)?;
-        let layers = heads.into_iter().zip(kv_heads);
+        // An array has a value for each block, those that draft at its end.
+        let heads = heads.by_layer(&heads_key, n_blocks)?;
+        let kv_heads = kv_heads.by_layer(&kv_heads_key, n_blocks)?;
+        let layers = heads.into_iter().zip(kv_heads).take(n_layer);
         let layers = layers.map(|(n_heads, n_kv_heads)| LayerGeometry { n_heads, n_kv_heads });
         let layers: Vec<_> = layers.collect();
         if let Some(layer) = layers.iter().position(|l| l.n_heads == 0 || l.n_kv_heads == 0) {

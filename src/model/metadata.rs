@@ -186,15 +186,11 @@ pub(crate) enum Counts {
 }
 
 impl Counts {
-    /// One count for each of `n_layer` layers. An array may be longer: layers that only draft
-    /// tokens stand at its end.
+    /// One count for each of `n_layer` layers.
     pub fn by_layer(self, key: &str, n_layer: usize) -> Result<Vec<usize>> {
         match self {
             Self::Same(count) => Ok(vec![count; n_layer]),
-            Self::Each(mut counts) if counts.len() >= n_layer => {
-                counts.truncate(n_layer);
-                Ok(counts)
-            }
+            Self::Each(counts) if counts.len() == n_layer => Ok(counts),
             Self::Each(counts) => fail!(
                 Format,
                 "{} has {} values, expected one for each of {n_layer} layers",

@@ -97,6 +97,15 @@ fn layers_that_only_draft_tokens_do_not_count() {
     let mut writer = model_keys("glm4moe");
     writer.u32("glm4moe.nextn_predict_layers", 1);
     assert_eq!(geometry_of(&writer).unwrap().layers.len(), 1);
+    let mut writer = GgufWriter::new();
+    writer
+        .text("general.architecture", "glm4moe")
+        .u32("glm4moe.block_count", 3)
+        .u32("glm4moe.nextn_predict_layers", 1)
+        .u32("glm4moe.embedding_length", 32)
+        .u32_array("glm4moe.attention.head_count", &[4, 2, 1]);
+    let heads: Vec<_> = geometry_of(&writer).unwrap().layers.iter().map(|l| l.n_heads).collect();
+    assert_eq!(heads, [4, 2]);
     let mut writer = model_keys("glm4moe");
     writer.u32("glm4moe.nextn_predict_layers", 2);
     assert_refused(&writer, Status::Format, "drafting layers");

@@ -128,6 +128,20 @@ fn refuses_a_sidecar_of_another_model() {
 }
 
 #[test]
+fn refuses_head_counts_for_more_layers_than_there_are() {
+    let mut writer = GgufWriter::new();
+    writer
+        .text("general.architecture", ARCHITECTURE)
+        .u32(KEY_VERSION, 1)
+        .u32(KEY_LAYERS, 2)
+        .u32_array(KEY_HEADS, &[4, 4, 4])
+        .u32(KEY_KV_HEADS, 2)
+        .u32(KEY_KEY_DIM, 8)
+        .u32(KEY_VALUE_DIM, 8);
+    assert_refused(&writer, "has 3 values");
+}
+
+#[test]
 fn without_a_fingerprint_any_model_of_the_shape_will_do() {
     let file = full_sidecar().encode(&small_geometry(), None);
     assert_eq!(parse(&file).unwrap(), full_sidecar());
