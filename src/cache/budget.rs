@@ -12,38 +12,34 @@ use crate::params::FastBudget;
 /// nothing changes.
 pub fn fit(context: &mut Context, new_tokens: &[(usize, usize)]) -> Result<()> {
     let Some(budget) = budget_bytes(context, new_tokens) else { return Ok(()) };
-    let needed = bytes_after(context, new_tokens, |sequence| sequence.sealed.bytes().fast());
-    if needed <= budget {
-        return Ok(());
-    }
-    let least = bytes_after(context, new_tokens, |sequence| sequence.sealed.minimum_bytes());
+    let [needed, least] = bytes_after(context, new_tokens);
     if least > budget {
         fail!(
             Budget,
             "the fast tier needs at least {least} bytes for this pass, its budget is {budget}"
         );
     }
-    let mut excess = needed - budget;
-    let freed = context.with_team(|team, sequences| {
-        let mut freed = 0;
+    // What the pass itself seals shrinks when it is there, in `keep`.
+    shrink(context, needed.saturating_sub(budget))
+}
+
+/// Brings what a pass has sealed within the budget.
+pub fn keep(context: &mut Context) -> Result<()> {
+    let Some(budget) = budget_bytes(context, &[]) else { return Ok(()) };
+    let [held, _] = bytes_after(context, &[]);
+    shrink(context, held.saturating_sub(budget))
+}
+
+fn shrink(context: &mut Context, mut excess: u64) -> Result<()> {
+    context.with_team(|team, sequences| {
         for sequence in sequences.iter_mut().flatten() {
             if excess == 0 {
                 break;
             }
-            let part = sequence.sealed.shrink(team, excess)?;
-            excess = excess.saturating_sub(part);
-            freed += part;
+            excess = excess.saturating_sub(sequence.sealed.shrink(team, excess)?);
         }
-        Ok::<u64, crate::error::Error>(freed)
-    })?;
-    if needed.saturating_sub(freed) > budget {
-        fail!(
-            Budget,
-            "the fast tier needs {} bytes for this pass, its budget is {budget}",
-            needed - freed
-        );
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 fn budget_bytes(context: &Context, new_tokens: &[(usize, usize)]) -> Option<u64> {
@@ -59,22 +55,23 @@ fn budget_bytes(context: &Context, new_tokens: &[(usize, usize)]) -> Option<u64>
     }
 }
 
-/// Fast-tier bytes at the end of the pass, `sealed` telling those of what is sealed already.
-fn bytes_after(
-    context: &Context,
-    new_tokens: &[(usize, usize)],
-    sealed: impl Fn(&Sequence) -> u64,
-) -> u64 {
-    let geometry = &context.model.geometry;
-    let mut bytes = 0;
+/// Fast-tier bytes at the end of the pass: as things are, and at the least.
+fn bytes_after(context: &Context, new_tokens: &[(usize, usize)]) -> [u64; 2] {
+    let mut bytes = [0, 0];
     for (index, slot) in context.sequences.iter().enumerate() {
         let new = new_tokens.iter().find(|&&(i, _)| i == index).map_or(0, |&(_, n)| n);
-        match slot {
-            Some(sequence) => {
-                bytes += sealed(sequence) + sequence.bytes_after(new);
+        let fresh;
+        let sequence = match slot {
+            Some(sequence) => sequence,
+            None if new == 0 => continue,
+            None => {
+                fresh = Sequence::new(&context.model, &context.params, &context.store);
+                &fresh
             }
-            None => bytes += new as u64 * Residents::bytes_a_token(geometry, RowCodec::F32),
-        }
+        };
+        let [full, least] = sequence.bytes_after(new);
+        bytes[0] += full + sequence.sealed.bytes().fast();
+        bytes[1] += least + sequence.sealed.minimum_bytes();
     }
     bytes
 }

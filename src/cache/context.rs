@@ -559,6 +559,9 @@ impl Context {
         }
         self.counters.passes += 1;
         self.end_pass(pass);
+        if let Err(error) = budget::keep(self) {
+            self.events.push(error);
+        }
         Ok(())
     }
 

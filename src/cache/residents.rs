@@ -90,7 +90,7 @@ impl Residents {
                 [(&mut table.keys, self.key_bytes), (&mut table.values, self.value_bytes)]
             {
                 let want = n_rows * bytes;
-                if rows.capacity() > want + bytes {
+                if rows.capacity() > want {
                     rows.shrink_to(want);
                 }
                 rows.try_reserve_exact(want.saturating_sub(rows.len()))?;

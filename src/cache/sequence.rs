@@ -16,6 +16,9 @@ use crate::store::SlowStore;
 /// Resident rows are reserved in steps of this many.
 const RESERVE_STEP: usize = 16;
 
+/// Positions and surprisal are reserved in steps of this many tokens.
+const METADATA_STEP: usize = 256;
+
 pub struct Sequence {
     model: Arc<Model>,
     params: Arc<Params>,
@@ -90,20 +93,22 @@ impl Sequence {
 
     /// Reserves what `commit` will append, so that it cannot fail half way.
     pub fn reserve(&mut self, n_new: usize) -> Result<()> {
-        self.positions.try_reserve(n_new)?;
-        self.surprisal.try_reserve(n_new)?;
+        let n_tokens = (self.n_tokens() + n_new).next_multiple_of(METADATA_STEP);
+        self.positions.try_reserve_exact(n_tokens - self.positions.len())?;
+        self.surprisal.try_reserve_exact(n_tokens - self.surprisal.len())?;
         let n_rows = if self.sealed.has_layout() {
             let n_open = self.residents.n_rows() + n_new - self.n_sinks();
             let sealed = self.beyond_window(n_open) / self.params.block_tokens;
-            self.rows_to_reserve(self.n_sinks() + n_open - sealed * self.params.block_tokens)
+            Self::rows_to_reserve(self.n_sinks() + n_open - sealed * self.params.block_tokens)
         } else {
-            self.residents.n_rows() + n_new
+            Self::rows_to_reserve(self.residents.n_rows() + n_new)
         };
         let n_rows = n_rows.max(self.residents.n_rows());
         self.residents.reserve_exactly(n_rows)
     }
 
-    fn rows_to_reserve(&self, n_rows: usize) -> usize {
+    /// Resident rows that memory is held for, of `n_rows` in use.
+    pub fn rows_to_reserve(n_rows: usize) -> usize {
         n_rows.next_multiple_of(RESERVE_STEP)
     }
 
@@ -171,7 +176,7 @@ impl Sequence {
             }
         }
         let n_sealed = self.sealed.n_tokens();
-        let n_rows = self.rows_to_reserve(n_tokens - n_sealed);
+        let n_rows = Self::rows_to_reserve(n_tokens - n_sealed);
         if let Err(e) = self.residents.reserve_exactly(n_rows) {
             committed.seal_error = Some(e);
         }
@@ -193,7 +198,7 @@ impl Sequence {
         let sinks = n_before.min(self.n_sinks())..self.n_sinks();
         let window = n_before.max(self.n_sinks() + self.sealed.n_tokens())..self.n_tokens();
         let n_rows = self.residents.n_rows() + sinks.len() + window.len();
-        if let Err(e) = self.residents.reserve_exactly(self.rows_to_reserve(n_rows)) {
+        if let Err(e) = self.residents.reserve_exactly(Self::rows_to_reserve(n_rows)) {
             committed.seal_error = Some(e);
         }
         let source = StagedRows { staged, first: n_before };
@@ -275,7 +280,7 @@ impl Sequence {
             let kept_sealed = self.sealed.cut_below(n_keep - n_sinks);
             let mut reopened = Residents::new(geometry, self.residents.codec());
             let n_reopened = n_keep - n_sinks - kept_sealed;
-            reopened.reserve_exactly(self.rows_to_reserve(n_sinks + n_reopened))?;
+            reopened.reserve_exactly(Self::rows_to_reserve(n_sinks + n_reopened))?;
             reopened.append(team, geometry, &self.open_tokens(None), 0, n_sinks);
             let source = SealedRows { sealed: &*self.sealed, n_sinks };
             reopened.append(team, geometry, &source, n_sinks + kept_sealed, n_reopened);
@@ -294,24 +299,32 @@ impl Sequence {
     }
 
     pub fn metadata_bytes_of(n_tokens: usize) -> u64 {
-        n_tokens as u64 * 8
+        n_tokens.next_multiple_of(METADATA_STEP) as u64 * 8
     }
 
-    /// Fast-tier bytes, besides what is sealed already, after a pass of `n_new` tokens.
-    pub fn bytes_after(&self, n_new: usize) -> u64 {
+    /// Fast-tier bytes, besides what is sealed already, after a pass of `n_new` tokens: all in
+    /// full resolution, and at the least.
+    pub fn bytes_after(&self, n_new: usize) -> [u64; 2] {
         let n_tokens = self.n_tokens() + n_new;
         let metadata = Self::metadata_bytes_of(n_tokens);
         let geometry = &self.model.geometry;
-        if !self.sealed.has_layout() && n_tokens < self.params.layout_tokens {
-            return metadata + n_tokens as u64 * Residents::bytes_a_token(geometry, RowCodec::F32);
+        let has_layout = self.sealed.has_layout();
+        if !has_layout && n_tokens < self.params.layout_tokens {
+            let rows = Self::rows_to_reserve(n_tokens) as u64;
+            let bytes = metadata + rows * Residents::bytes_a_token(geometry, RowCodec::F32);
+            return [bytes, bytes];
         }
         let n_sinks = self.params.n_sinks.min(n_tokens);
         let n_open = n_tokens - n_sinks - self.sealed.n_tokens();
         let blocks = self.beyond_window(n_open) / self.params.block_tokens;
         let n_seal = blocks * self.params.block_tokens;
-        let rows = (n_tokens - self.sealed.n_tokens() - n_seal).next_multiple_of(RESERVE_STEP);
-        let resident = Residents::bytes_a_token(geometry, self.params.resident_codec);
-        metadata + rows as u64 * resident + self.sealed.bytes_to_seal(n_seal)
+        let rows = Self::rows_to_reserve(n_tokens - self.sealed.n_tokens() - n_seal) as u64;
+        let layout = if has_layout { 0 } else { self.sealed.estimate(0).layout };
+        let fixed = metadata
+            + layout
+            + rows * Residents::bytes_a_token(geometry, self.params.resident_codec);
+        let [full, least] = self.sealed.bytes_to_seal(n_seal);
+        [fixed + full, fixed + least]
     }
 }
 

@@ -94,7 +94,8 @@ pub fn estimate(model: &Arc<Model>, params: &Params, n_tokens: usize) -> Result<
     let (sealed, n_resident, slow) =
         routing::estimate(model, &params, &SlowStore::default(), n_tokens);
     let codec = if n_tokens < params.layout_tokens { RowCodec::F32 } else { params.resident_codec };
-    let residents = n_resident as u64 * Residents::bytes_a_token(&model.geometry, codec);
+    let rows = Sequence::rows_to_reserve(n_resident);
+    let residents = rows as u64 * Residents::bytes_a_token(&model.geometry, codec);
     memory.add(sealed, residents, Sequence::metadata_bytes_of(n_tokens));
     memory.slow = slow;
     memory.full_f16 = n_tokens as u64 * Residents::bytes_a_token(&model.geometry, RowCodec::F16);

@@ -217,8 +217,8 @@ pub trait SealedTokens: Send + Sync {
     /// Bytes of `n` sealed tokens of a sequence like this one, from its first token on.
     fn estimate(&self, n: usize) -> SealedBytes;
 
-    /// Fast-tier bytes that `n` more sealed tokens take.
-    fn bytes_to_seal(&self, n: usize) -> u64;
+    /// Fast-tier bytes that `n` more sealed tokens take: in full resolution, and at the least.
+    fn bytes_to_seal(&self, n: usize) -> [u64; 2];
 
     /// Fast-tier bytes that these tokens need at the least.
     fn minimum_bytes(&self) -> u64;

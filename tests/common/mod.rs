@@ -129,9 +129,15 @@ pub struct Harness {
     pub key_scale: f32,
     /// Added to every key.
     pub key_bias: Vec<f32>,
+    /// Changes a layer's random rows before they are used.
+    pub adjust: Option<Adjust>,
     /// Largest difference from the naive output, relative to its largest magnitude.
     pub worst: f32,
 }
+
+/// Gets one layer's keys, values and queries, `[token][head][dim]`, and the dimensions of a key
+/// and a value.
+pub type Adjust = fn(&mut [f32], &mut [f32], &mut [f32], usize, usize);
 
 impl Harness {
     pub fn new(shape: Shape, params: Params, seed: u64) -> Self {
@@ -147,6 +153,7 @@ impl Harness {
             positions: vec![0; n_sequences],
             key_scale: 1.0,
             key_bias: vec![0.0; shape.key_dim],
+            adjust: None,
             worst: 0.0,
             shape,
         }
@@ -179,6 +186,9 @@ impl Harness {
             }
             let mut v = self.random.normals(n * layer.n_kv_heads * dv);
             let mut q = self.random.normals(n * layer.n_heads * dk);
+            if let Some(adjust) = self.adjust {
+                adjust(&mut k, &mut v, &mut q, dk, dv);
+            }
             let mut out = vec![f32::NAN; n * layer.n_heads * dv];
             self.context.ingest(
                 il,

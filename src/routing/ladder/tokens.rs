@@ -134,6 +134,12 @@ impl LadderTokens {
         }
     }
 
+    /// A block of a layer that has given up its sketches.
+    fn bytes_of_means(&self, layer: usize) -> u64 {
+        let shape = self.shape(layer, Sketch::Packed { n4: 0, n2: 0 });
+        BlockShape { value_rank: 0, ..shape }.fast_bytes() as u64 + BLOCK_METADATA
+    }
+
     fn sealed<'a>(&'a self, layer: usize, head: usize, none: &'a HeadLayout) -> Sealed<'a> {
         let layout = self.layout.as_ref().map_or(none, |layout| &layout.heads[layer][head]);
         Sealed { blocks: &self.layers[layer], head, layout }
@@ -507,20 +513,18 @@ impl SealedTokens for LadderTokens {
         bytes
     }
 
-    fn bytes_to_seal(&self, n: usize) -> u64 {
-        let layers = 0..self.layers.len();
-        let per_block: u64 = layers.map(|layer| self.bytes_of_new_block(layer).fast()).sum();
-        per_block * (n / self.params.block_tokens) as u64
+    fn bytes_to_seal(&self, n: usize) -> [u64; 2] {
+        let n_blocks = (n / self.params.block_tokens) as u64;
+        let layers = || 0..self.layers.len();
+        let full: u64 = layers().map(|layer| self.bytes_of_new_block(layer).fast()).sum();
+        let least: u64 = layers().map(|layer| self.bytes_of_means(layer)).sum();
+        [full * n_blocks, least * n_blocks]
     }
 
     fn minimum_bytes(&self) -> u64 {
-        let nothing = Sketch::Packed { n4: 0, n2: 0 };
-        let blocks: u64 = (0..self.layers.len())
-            .map(|il| {
-                let shape = BlockShape { value_rank: 0, ..self.shape(il, nothing) };
-                (shape.fast_bytes() as u64 + BLOCK_METADATA) * self.layers[il].len() as u64
-            })
-            .sum();
+        let layers = self.layers.iter().enumerate();
+        let blocks: u64 =
+            layers.map(|(layer, blocks)| self.bytes_of_means(layer) * blocks.len() as u64).sum();
         blocks + self.bytes.layout
     }
 
