@@ -133,6 +133,9 @@ pub struct Harness {
     pub adjust: Option<Adjust>,
     /// Largest difference from the naive output, relative to its largest magnitude.
     pub worst: f32,
+    /// The same relative to the largest magnitude of any value: the measure where outputs nearly
+    /// cancel.
+    pub worst_of_values: f32,
 }
 
 /// Gets one layer's keys, values and queries, `[token][head][dim]`, and the dimensions of a key
@@ -155,6 +158,7 @@ impl Harness {
             key_bias: vec![0.0; shape.key_dim],
             adjust: None,
             worst: 0.0,
+            worst_of_values: 0.0,
             shape,
         }
     }
@@ -212,6 +216,10 @@ impl Harness {
                         dense(query, h / layer.group(), &naive.keys[il], &naive.values[il], dk, dv);
                     let got = &out[(t * layer.n_heads + h) * dv..][..dv];
                     worst = worst.max(difference(got, &want));
+                    let largest = v.iter().fold(1e-30f32, |m, x| m.max(x.abs()));
+                    let wanted = want.iter().fold(0.0f64, |m, x| m.max(x.abs())) as f32;
+                    let of_values = difference(got, &want) * wanted / largest;
+                    self.worst_of_values = self.worst_of_values.max(of_values);
                 }
             }
         }
