@@ -51,4 +51,9 @@ impl Level {
         }
         levels
     }
+
+    #[inline]
+    pub(super) fn tier(self) -> Tier {
+        self.0
+    }
 }

@@ -12,6 +12,8 @@ pub mod convert;
 pub mod exp;
 mod level;
 pub mod rows;
+#[cfg(target_arch = "x86_64")]
+mod simd;
 pub mod sketch;
 #[cfg(test)]
 mod testing;

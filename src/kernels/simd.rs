@@ -1,0 +1,219 @@
+//! Vectors of f32 on x86-64, so that a kernel is written once for both widths.
+//!
+//! A kernel generic over [`Vector`] is `#[inline(always)]` and is instantiated inside a function
+//! that has the matching `#[target_feature]`; there, and only there, its methods become single
+//! instructions. [`Level`](super::Level) proves that the machine has them.
+
+use std::arch::x86_64::*;
+
+/// # Safety
+/// Every method may be called only where the vector's instructions exist: AVX2, FMA and F16C for
+/// [`F32x8`], and AVX-512 F, BW, VL and DQ for [`F32x16`]. Pointers need no alignment and are
+/// valid for the `LANES` elements, or the `n <= LANES` of a `_part` method, that it names; lanes
+/// beyond a part are 0 and their memory is not touched.
+pub(super) trait Vector: Copy {
+    const LANES: usize;
+    unsafe fn splat(value: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn load_part(from: *const f32, n: usize) -> Self;
+    /// LANES signed bytes.
+    unsafe fn load_i8(from: *const u8) -> Self;
+    unsafe fn load_i8_part(from: *const u8, n: usize) -> Self;
+    /// LANES f16.
+    unsafe fn load_f16(from: *const u8) -> Self;
+    unsafe fn load_f16_part(from: *const u8, n: usize) -> Self;
+    /// LANES 2-bit codes, from LANES / 4 bytes.
+    unsafe fn load_u2(from: *const u8) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn store_part(self, to: *mut f32, n: usize);
+    /// LANES f16, to nearest even.
+    unsafe fn store_f16(self, to: *mut u8);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn max(self, other: Self) -> Self;
+    unsafe fn min(self, other: Self) -> Self;
+    /// self * factor + add.
+    unsafe fn fma(self, factor: Self, add: Self) -> Self;
+    unsafe fn round(self) -> Self;
+    /// self * 2^n for whole n in -126..=128, self in 0.7..1.42, the product finite.
+    unsafe fn scale(self, n: Self) -> Self;
+    /// self where x >= limit, else 0 (NaN is not).
+    unsafe fn where_at_least(self, x: Self, limit: Self) -> Self;
+    /// The sum of each vector's lanes.
+    unsafe fn sum4(vectors: [Self; 4]) -> __m128;
+    unsafe fn largest(self) -> f32;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct F32x8(__m256);
+
+#[derive(Clone, Copy)]
+pub(super) struct F32x16(__m512);
+
+/// Wraps each body in the one `unsafe` block that the trait's contract covers.
+macro_rules! methods {
+    ($(fn $name:ident($($argument:ident : $kind:ty),*) -> $result:ty $body:block)*) => {
+        $(#[inline(always)]
+        unsafe fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: the trait's contract: the instructions exist, the pointers are valid.
+            unsafe { $body }
+        })*
+    };
+}
+
+/// `n` elements of `T` and zeros up to `N`.
+///
+/// # Safety
+/// `from` is valid for `n <= N` elements.
+#[inline(always)]
+unsafe fn padded<T: Copy + Default, const N: usize>(from: *const T, n: usize) -> [T; N] {
+    let mut buffer = [T::default(); N];
+    // SAFETY: by the contract; a byte-wise copy asks nothing of alignment.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            from.cast::<u8>(),
+            buffer.as_mut_ptr().cast::<u8>(),
+            n * size_of::<T>(),
+        )
+    };
+    buffer
+}
+
+impl Vector for F32x8 {
+    const LANES: usize = 8;
+    methods! {
+        fn splat(value: f32) -> Self { Self(_mm256_set1_ps(value)) }
+        fn load(from: *const f32) -> Self { Self(_mm256_loadu_ps(from)) }
+        fn load_part(from: *const f32, n: usize) -> Self {
+            Self::load(padded::<f32, 8>(from, n).as_ptr())
+        }
+        fn load_i8(from: *const u8) -> Self {
+            Self(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))))
+        }
+        fn load_i8_part(from: *const u8, n: usize) -> Self {
+            Self::load_i8(padded::<u8, 8>(from, n).as_ptr())
+        }
+        fn load_f16(from: *const u8) -> Self {
+            Self(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())))
+        }
+        fn load_f16_part(from: *const u8, n: usize) -> Self {
+            Self::load_f16(padded::<u16, 8>(from.cast(), n).as_ptr().cast())
+        }
+        fn load_u2(from: *const u8) -> Self {
+            let bits = i32::from(from.cast::<u16>().read_unaligned());
+            let shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+            let codes = _mm256_srlv_epi32(_mm256_set1_epi32(bits), shifts);
+            Self(_mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(3))))
+        }
+        fn store(self: Self, to: *mut f32) -> () { _mm256_storeu_ps(to, self.0) }
+        fn store_part(self: Self, to: *mut f32, n: usize) -> () {
+            let mut buffer = [0.0f32; 8];
+            self.store(buffer.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(buffer.as_ptr(), to, n);
+        }
+        fn store_f16(self: Self, to: *mut u8) -> () {
+            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
+        }
+        fn add(self: Self, other: Self) -> Self { Self(_mm256_add_ps(self.0, other.0)) }
+        fn sub(self: Self, other: Self) -> Self { Self(_mm256_sub_ps(self.0, other.0)) }
+        fn mul(self: Self, other: Self) -> Self { Self(_mm256_mul_ps(self.0, other.0)) }
+        fn max(self: Self, other: Self) -> Self { Self(_mm256_max_ps(self.0, other.0)) }
+        fn min(self: Self, other: Self) -> Self { Self(_mm256_min_ps(self.0, other.0)) }
+        fn fma(self: Self, factor: Self, add: Self) -> Self {
+            Self(_mm256_fmadd_ps(self.0, factor.0, add.0))
+        }
+        fn round(self: Self) -> Self {
+            Self(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0))
+        }
+        fn scale(self: Self, n: Self) -> Self {
+            let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n.0));
+            Self(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(self.0), exponent)))
+        }
+        fn where_at_least(self: Self, x: Self, limit: Self) -> Self {
+            Self(_mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_GE_OQ>(x.0, limit.0)))
+        }
+        fn sum4(vectors: [Self; 4]) -> __m128 {
+            let [a, b, c, d] = vectors;
+            let (ab, cd) = (_mm256_hadd_ps(a.0, b.0), _mm256_hadd_ps(c.0, d.0));
+            let halves = _mm256_hadd_ps(ab, cd);
+            _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves))
+        }
+        fn largest(self: Self) -> f32 {
+            let high = _mm256_extractf128_ps::<1>(self.0);
+            let four = _mm_max_ps(_mm256_castps256_ps128(self.0), high);
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+}
+
+/// The lowest `n` bits.
+#[inline(always)]
+fn lowest(n: usize) -> u16 {
+    ((1u32 << n) - 1) as u16
+}
+
+impl Vector for F32x16 {
+    const LANES: usize = 16;
+    methods! {
+        fn splat(value: f32) -> Self { Self(_mm512_set1_ps(value)) }
+        fn load(from: *const f32) -> Self { Self(_mm512_loadu_ps(from)) }
+        fn load_part(from: *const f32, n: usize) -> Self {
+            Self(_mm512_maskz_loadu_ps(lowest(n), from))
+        }
+        fn load_i8(from: *const u8) -> Self {
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))))
+        }
+        fn load_i8_part(from: *const u8, n: usize) -> Self {
+            let bytes = _mm_maskz_loadu_epi8(lowest(n), from.cast());
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)))
+        }
+        fn load_f16(from: *const u8) -> Self {
+            Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
+        }
+        fn load_f16_part(from: *const u8, n: usize) -> Self {
+            Self(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lowest(n), from.cast())))
+        }
+        fn load_u2(from: *const u8) -> Self {
+            let bits = from.cast::<i32>().read_unaligned();
+            let shifts =
+                _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let codes = _mm512_srlv_epi32(_mm512_set1_epi32(bits), shifts);
+            Self(_mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(3))))
+        }
+        fn store(self: Self, to: *mut f32) -> () { _mm512_storeu_ps(to, self.0) }
+        fn store_part(self: Self, to: *mut f32, n: usize) -> () {
+            _mm512_mask_storeu_ps(to, lowest(n), self.0)
+        }
+        fn store_f16(self: Self, to: *mut u8) -> () {
+            let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
+            _mm256_storeu_si256(to.cast(), halves)
+        }
+        fn add(self: Self, other: Self) -> Self { Self(_mm512_add_ps(self.0, other.0)) }
+        fn sub(self: Self, other: Self) -> Self { Self(_mm512_sub_ps(self.0, other.0)) }
+        fn mul(self: Self, other: Self) -> Self { Self(_mm512_mul_ps(self.0, other.0)) }
+        fn max(self: Self, other: Self) -> Self { Self(_mm512_max_ps(self.0, other.0)) }
+        fn min(self: Self, other: Self) -> Self { Self(_mm512_min_ps(self.0, other.0)) }
+        fn fma(self: Self, factor: Self, add: Self) -> Self {
+            Self(_mm512_fmadd_ps(self.0, factor.0, add.0))
+        }
+        fn round(self: Self) -> Self {
+            Self(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0))
+        }
+        fn scale(self: Self, n: Self) -> Self { Self(_mm512_scalef_ps(self.0, n.0)) }
+        fn where_at_least(self: Self, x: Self, limit: Self) -> Self {
+            Self(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x.0, limit.0), self.0))
+        }
+        fn sum4(vectors: [Self; 4]) -> __m128 {
+            F32x8::sum4(vectors.map(|vector| {
+                let high = _mm512_extractf32x8_ps::<1>(vector.0);
+                F32x8(_mm256_add_ps(_mm512_castps512_ps256(vector.0), high))
+            }))
+        }
+        fn largest(self: Self) -> f32 {
+            let high = F32x8(_mm512_extractf32x8_ps::<1>(self.0));
+            F32x8(_mm512_castps512_ps256(self.0)).max(high).largest()
+        }
+    }
+}
