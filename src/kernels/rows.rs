@@ -9,7 +9,11 @@
 //! Numbers are little-endian and rows need no alignment.
 
 use super::convert::f16_at_least;
+use super::level::{Level, Tier};
 use half::f16;
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum RowCodec {
@@ -31,41 +35,72 @@ impl RowCodec {
     /// Writes `row` into `out`, which is `row_bytes(row.len())` long. Values are finite and at
     /// most twice 65,504 (keys are stored less their mean) for `Int8`, 65,504 for `F16`.
     pub fn encode(self, row: &[f32], out: &mut [u8]) {
+        self.encode_at(Level::best(), row, out);
+    }
+
+    /// [`RowCodec::encode`] at a given level, for tests and benches: all give the same bytes.
+    #[doc(hidden)]
+    pub fn encode_at(self, level: Level, row: &[f32], out: &mut [u8]) {
         assert_eq!(out.len(), self.row_bytes(row.len()));
-        match self {
-            RowCodec::F32 => {
+        match (self, level.tier()) {
+            (RowCodec::F32, _) => {
                 for (bytes, value) in out.chunks_exact_mut(4).zip(row) {
                     bytes.copy_from_slice(&value.to_le_bytes());
                 }
             }
-            RowCodec::F16 => {
+            (RowCodec::F16, Tier::Scalar) => {
                 for (bytes, value) in out.chunks_exact_mut(2).zip(row) {
                     bytes.copy_from_slice(&f16::from_f32(*value).to_le_bytes());
                 }
             }
-            RowCodec::Int8 => encode_int8(row, out),
+            (RowCodec::Int8, Tier::Scalar) => encode_int8(row, out),
+            // SAFETY: the level proves that the machine has the instructions.
+            #[cfg(target_arch = "x86_64")]
+            (RowCodec::F16, _) => unsafe { x86::encode_f16_avx2(row, out) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            (RowCodec::Int8, _) => unsafe { x86::encode_int8_avx2(row, out) },
         }
     }
 
     /// The values that the bytes of `row` stand for.
     pub fn decode(self, row: &[u8], out: &mut [f32]) {
+        self.decode_at(Level::best(), row, out);
+    }
+
+    /// [`RowCodec::decode`] at a given level, for tests and benches: all give the same values.
+    #[doc(hidden)]
+    pub fn decode_at(self, level: Level, row: &[u8], out: &mut [f32]) {
         assert_eq!(row.len(), self.row_bytes(out.len()));
-        match self {
-            RowCodec::F32 => {
-                for (value, bytes) in out.iter_mut().zip(row.chunks_exact(4)) {
-                    *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                }
+        match level.tier() {
+            Tier::Scalar => decode_scalar(self, row, out),
+            // SAFETY: the level proves that the machine has the instructions, and the row is whole.
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx2 => unsafe { x86::decode_avx2(self, row, out) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512 => unsafe { x86::decode_avx512(self, row, out) },
+        }
+    }
+}
+
+fn decode_scalar(codec: RowCodec, row: &[u8], out: &mut [f32]) {
+    match codec {
+        RowCodec::F32 => {
+            for (value, bytes) in out.iter_mut().zip(row.chunks_exact(4)) {
+                *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             }
-            RowCodec::F16 => {
-                for (value, bytes) in out.iter_mut().zip(row.chunks_exact(2)) {
-                    *value = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
-                }
+        }
+        RowCodec::F16 => {
+            for (value, bytes) in out.iter_mut().zip(row.chunks_exact(2)) {
+                *value = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
             }
-            RowCodec::Int8 => {
-                let scale = int8_scale(row, out.len());
-                for (value, code) in out.iter_mut().zip(row) {
-                    *value = f32::from(*code as i8) * scale;
-                }
+        }
+        RowCodec::Int8 => {
+            let dim = out.len();
+            let scale = f16::from_le_bytes([row[dim], row[dim + 1]]).to_f32();
+            for (value, code) in out.iter_mut().zip(row) {
+                *value = f32::from(*code as i8) * scale;
             }
         }
     }
@@ -74,20 +109,28 @@ impl RowCodec {
 /// The scale is rounded up, so that the largest magnitude never needs a code beyond 127. It is 0
 /// for a row of zeros only: the least f16 stands in for anything smaller.
 fn encode_int8(row: &[f32], out: &mut [u8]) {
-    let largest = row.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-    let scale = f16_at_least(largest / 127.0);
-    debug_assert!(scale.is_finite(), "a row holds {largest}, beyond what int8 rows can scale");
-    let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
-    let (codes, tail) = out.split_at_mut(row.len());
-    for (code, value) in codes.iter_mut().zip(row) {
-        *code = (value * inverse).round_ties_even() as i8 as u8;
-    }
-    tail.copy_from_slice(&scale.to_le_bytes());
+    let scale = f16_at_least(largest_magnitude(row) / 127.0);
+    write_int8(row, scale, scale.to_f32(), out);
 }
 
+/// Written with integers, since the order of f32 operations would keep the compiler from making
+/// vectors of it: magnitudes order as their bit patterns do.
 #[inline(always)]
-fn int8_scale(row: &[u8], dim: usize) -> f32 {
-    f16::from_le_bytes([row[dim], row[dim + 1]]).to_f32()
+fn largest_magnitude(row: &[f32]) -> f32 {
+    f32::from_bits(row.iter().fold(0, |largest, value| largest.max(value.abs().to_bits())))
+}
+
+/// The codes, then the scale, which is the same number twice.
+#[inline(always)]
+fn write_int8(row: &[f32], scale_half: f16, scale: f32, out: &mut [u8]) {
+    debug_assert!(scale.is_finite(), "a row has values beyond what int8 rows can scale");
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let (codes, tail) = out.split_at_mut(row.len());
+    for (code, value) in codes.iter_mut().zip(row) {
+        // 1.5 * 2^23 leaves the whole number, rounded to even, in the lowest bits.
+        *code = (value * inverse + 12_582_912.0).to_bits() as u8;
+    }
+    tail.copy_from_slice(&scale_half.to_le_bytes());
 }
 
 /// `out[g * stride + t] = q[g] . rows[t]`, q: `[n_group][dim]`, rows as encoded (a longer slice
@@ -101,11 +144,46 @@ pub fn row_scores(
     out: &mut [f32],
     stride: usize,
 ) {
+    row_scores_at(Level::best(), codec, dim, q, n_group, rows, out, stride);
+}
+
+/// [`row_scores`] at a given level, for tests and benches.
+#[doc(hidden)]
+#[allow(clippy::too_many_arguments)]
+pub fn row_scores_at(
+    level: Level,
+    codec: RowCodec,
+    dim: usize,
+    q: &[f32],
+    n_group: usize,
+    rows: &[&[u8]],
+    out: &mut [f32],
+    stride: usize,
+) {
     check_rows(codec, dim, rows, n_group, out.len(), stride);
     assert_eq!(q.len(), n_group * dim);
+    match level.tier() {
+        Tier::Scalar => scores_scalar(codec, dim, q, rows, out, stride),
+        // SAFETY: the level proves that the machine has the instructions; lengths are checked.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx2 => unsafe { x86::scores_avx2(codec, dim, q, n_group, rows, out, stride) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512 => unsafe { x86::scores_avx512(codec, dim, q, n_group, rows, out, stride) },
+    }
+}
+
+fn scores_scalar(
+    codec: RowCodec,
+    dim: usize,
+    q: &[f32],
+    rows: &[&[u8]],
+    out: &mut [f32],
+    stride: usize,
+) {
     let mut values = vec![0.0; dim];
     for (t, row) in rows.iter().enumerate() {
-        codec.decode(&row[..codec.row_bytes(dim)], &mut values);
+        decode_scalar(codec, &row[..codec.row_bytes(dim)], &mut values);
         for (g, q) in q.chunks_exact(dim).enumerate() {
             out[g * stride + t] = q.iter().zip(&values).map(|(q, value)| q * value).sum();
         }
@@ -122,11 +200,48 @@ pub fn row_accumulate(
     rows: &[&[u8]],
     acc: &mut [f32],
 ) {
+    row_accumulate_at(Level::best(), codec, dim, w, stride, n_group, rows, acc);
+}
+
+/// [`row_accumulate`] at a given level, for tests and benches.
+#[doc(hidden)]
+#[allow(clippy::too_many_arguments)]
+pub fn row_accumulate_at(
+    level: Level,
+    codec: RowCodec,
+    dim: usize,
+    w: &[f32],
+    stride: usize,
+    n_group: usize,
+    rows: &[&[u8]],
+    acc: &mut [f32],
+) {
     check_rows(codec, dim, rows, n_group, w.len(), stride);
     assert_eq!(acc.len(), n_group * dim);
+    match level.tier() {
+        Tier::Scalar => accumulate_scalar(codec, dim, w, stride, rows, acc),
+        // SAFETY: the level proves that the machine has the instructions; lengths are checked.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx2 => unsafe { x86::accumulate_avx2(codec, dim, w, stride, n_group, rows, acc) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512 => unsafe {
+            x86::accumulate_avx512(codec, dim, w, stride, n_group, rows, acc)
+        },
+    }
+}
+
+fn accumulate_scalar(
+    codec: RowCodec,
+    dim: usize,
+    w: &[f32],
+    stride: usize,
+    rows: &[&[u8]],
+    acc: &mut [f32],
+) {
     let mut values = vec![0.0; dim];
     for (t, row) in rows.iter().enumerate() {
-        codec.decode(&row[..codec.row_bytes(dim)], &mut values);
+        decode_scalar(codec, &row[..codec.row_bytes(dim)], &mut values);
         for (g, acc) in acc.chunks_exact_mut(dim).enumerate() {
             let weight = w[g * stride + t];
             for (acc, value) in acc.iter_mut().zip(&values) {
@@ -159,11 +274,20 @@ mod tests {
 
     const CODECS: [RowCodec; 3] = [RowCodec::F32, RowCodec::F16, RowCodec::Int8];
 
+    /// Every level gives the same bytes and the same values back.
     fn round_trip(codec: RowCodec, row: &[f32]) -> Vec<f32> {
         let mut bytes = vec![0xAA; codec.row_bytes(row.len())];
-        codec.encode(row, &mut bytes);
+        codec.encode_at(Level::SCALAR, row, &mut bytes);
         let mut back = vec![f32::NAN; row.len()];
-        codec.decode(&bytes, &mut back);
+        codec.decode_at(Level::SCALAR, &bytes, &mut back);
+        for level in Level::available() {
+            let mut again = vec![0x55; bytes.len()];
+            codec.encode_at(level, row, &mut again);
+            assert_eq!(again, bytes, "{level:?}");
+            let mut values = vec![f32::NAN; row.len()];
+            codec.decode_at(level, &bytes, &mut values);
+            assert_eq!(values, back, "{level:?}");
+        }
         back
     }
 
@@ -197,48 +321,64 @@ mod tests {
         assert!((huge[0] - 131_008.0).abs() < 600.0 && huge[1] == -huge[0]);
     }
 
+    fn check_scores_and_sums(
+        random: &mut Random,
+        codec: RowCodec,
+        dim: usize,
+        n_group: usize,
+        n_rows: usize,
+    ) {
+        let bytes: Vec<Vec<u8>> = (0..n_rows)
+            .map(|_| {
+                // Exactly as long as the row, so that a sanitizer sees a read past it.
+                let mut bytes = vec![0; codec.row_bytes(dim)];
+                codec.encode(&random.values(dim), &mut bytes);
+                bytes
+            })
+            .collect();
+        let rows: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+        let stride = n_rows + 3;
+        let (q, w) = (random.values(n_group * dim), random.values(n_group * stride));
+        let before = random.values(n_group * dim);
+        let mut right_scores = vec![0.0; n_group * stride];
+        let mut right_sums: Vec<f64> = before.iter().map(|value| f64::from(*value)).collect();
+        for (t, row) in rows.iter().enumerate() {
+            let mut values = vec![0.0; dim];
+            codec.decode(row, &mut values);
+            for g in 0..n_group {
+                for c in 0..dim {
+                    let value = f64::from(values[c]);
+                    right_scores[g * stride + t] += f64::from(q[g * dim + c]) * value;
+                    right_sums[g * dim + c] += f64::from(w[g * stride + t]) * value;
+                }
+            }
+        }
+        for level in Level::available() {
+            let what = format!("{level:?} {codec:?} {dim} {n_group} {n_rows}");
+            let mut scores = vec![7.0; n_group * stride];
+            row_scores_at(level, codec, dim, &q, n_group, &rows, &mut scores, stride);
+            for (line, right) in scores.chunks(stride).zip(right_scores.chunks(stride)) {
+                for (score, right) in line[..n_rows].iter().zip(right) {
+                    assert!((f64::from(*score) - right).abs() < 1e-4, "{what}: {score} {right}");
+                }
+                assert_eq!(line[n_rows..], [7.0; 3], "{what}: written past the rows");
+            }
+            let mut acc = before.clone();
+            row_accumulate_at(level, codec, dim, &w, stride, n_group, &rows, &mut acc);
+            for (acc, right) in acc.iter().zip(&right_sums) {
+                assert!((f64::from(*acc) - right).abs() < 1e-4, "{what}: {acc} {right}");
+            }
+        }
+    }
+
     #[test]
-    fn scores_and_sums_are_those_of_the_decoded_rows() {
+    fn scores_and_sums_are_those_of_the_decoded_rows_at_every_level() {
         let mut random = Random::new(2);
         for codec in CODECS {
-            for (dim, n_group, n_rows) in [(64, 3, 5), (100, 7, 1), (72, 1, 17), (128, 16, 4)] {
-                let rows = random.values(n_rows * dim);
-                let bytes: Vec<Vec<u8>> = rows
-                    .chunks(dim)
-                    .map(|row| {
-                        let mut bytes = vec![0; codec.row_bytes(dim)];
-                        codec.encode(row, &mut bytes);
-                        bytes
-                    })
-                    .collect();
-                let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
-                let stride = n_rows + 3;
-                let (q, w) = (random.values(n_group * dim), random.values(n_group * stride));
-                let mut scores = vec![7.0; n_group * stride];
-                let before = random.values(n_group * dim);
-                let mut acc = before.clone();
-                row_scores(codec, dim, &q, n_group, &slices, &mut scores, stride);
-                row_accumulate(codec, dim, &w, stride, n_group, &slices, &mut acc);
-                let mut sums: Vec<f64> = before.iter().map(|value| f64::from(*value)).collect();
-                for (t, row) in slices.iter().enumerate() {
-                    let mut values = vec![0.0; dim];
-                    codec.decode(row, &mut values);
-                    for g in 0..n_group {
-                        let score: f64 = (0..dim)
-                            .map(|c| f64::from(q[g * dim + c]) * f64::from(values[c]))
-                            .sum();
-                        assert!((score - f64::from(scores[g * stride + t])).abs() < 1e-4);
-                        for c in 0..dim {
-                            sums[g * dim + c] +=
-                                f64::from(w[g * stride + t]) * f64::from(values[c]);
-                        }
-                    }
-                }
-                for (sum, acc) in sums.iter().zip(&acc) {
-                    assert!((sum - f64::from(*acc)).abs() < 1e-4);
-                }
-                for line in scores.chunks(stride) {
-                    assert_eq!(line[n_rows..], [7.0; 3], "a score was written past its rows");
+            for dim in [1, 7, 64, 72, 80, 88, 96, 100, 112, 128, 192, 256] {
+                for n_group in [1, 2, 3, 5, 6, 7, 8, 16] {
+                    let n_rows = random.bits() as usize % 20;
+                    check_scores_and_sums(&mut random, codec, dim, n_group, n_rows);
                 }
             }
         }

@@ -53,8 +53,9 @@ pub(super) struct F32x16(__m512);
 
 /// Wraps each body in the one `unsafe` block that the trait's contract covers.
 macro_rules! methods {
-    ($(fn $name:ident($($argument:ident : $kind:ty),*) -> $result:ty $body:block)*) => {
-        $(#[inline(always)]
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident : $kind:ty),*) -> $result:ty $body:block)*) => {
+        $($(#[$attribute])*
+        #[inline(always)]
         unsafe fn $name($($argument: $kind),*) -> $result {
             // SAFETY: the trait's contract: the instructions exist, the pointers are valid.
             unsafe { $body }
@@ -148,6 +149,16 @@ impl Vector for F32x8 {
     }
 }
 
+impl F32x16 {
+    methods! {
+        /// The sum of the lower and the upper half.
+        fn halves(self: Self) -> F32x8 {
+            let high = _mm512_extractf32x8_ps::<1>(self.0);
+            F32x8(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
+        }
+    }
+}
+
 /// The lowest `n` bits.
 #[inline(always)]
 fn lowest(n: usize) -> u16 {
@@ -206,10 +217,9 @@ impl Vector for F32x16 {
             Self(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x.0, limit.0), self.0))
         }
         fn sum4(vectors: [Self; 4]) -> __m128 {
-            F32x8::sum4(vectors.map(|vector| {
-                let high = _mm512_extractf32x8_ps::<1>(vector.0);
-                F32x8(_mm256_add_ps(_mm512_castps512_ps256(vector.0), high))
-            }))
+            // Written out: a closure would be a function without the vectors' features.
+            let [a, b, c, d] = vectors;
+            F32x8::sum4([a.halves(), b.halves(), c.halves(), d.halves()])
         }
         fn largest(self: Self) -> f32 {
             let high = F32x8(_mm512_extractf32x8_ps::<1>(self.0));
