@@ -28,6 +28,9 @@ pub(super) trait Vector: Copy {
     unsafe fn store_part(self, to: *mut f32, n: usize);
     /// LANES f16, to nearest even.
     unsafe fn store_f16(self, to: *mut u8);
+    /// LANES whole numbers within i8 as signed bytes.
+    unsafe fn store_i8(self, to: *mut u8);
+    unsafe fn abs(self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
@@ -87,7 +90,7 @@ impl Vector for F32x8 {
         fn splat(value: f32) -> Self { Self(_mm256_set1_ps(value)) }
         fn load(from: *const f32) -> Self { Self(_mm256_loadu_ps(from)) }
         fn load_part(from: *const f32, n: usize) -> Self {
-            Self::load(padded::<f32, 8>(from, n).as_ptr())
+            if n == 8 { Self::load(from) } else { Self::load(padded::<f32, 8>(from, n).as_ptr()) }
         }
         fn load_i8(from: *const u8) -> Self {
             Self(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))))
@@ -99,6 +102,9 @@ impl Vector for F32x8 {
             Self(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())))
         }
         fn load_f16_part(from: *const u8, n: usize) -> Self {
+            if n == 8 {
+                return Self::load_f16(from);
+            }
             Self::load_f16(padded::<u16, 8>(from.cast(), n).as_ptr().cast())
         }
         fn load_u2(from: *const u8) -> Self {
@@ -116,6 +122,13 @@ impl Vector for F32x8 {
         fn store_f16(self: Self, to: *mut u8) -> () {
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
         }
+        fn store_i8(self: Self, to: *mut u8) -> () {
+            let whole = _mm256_cvtps_epi32(self.0);
+            let high = _mm256_extracti128_si256::<1>(whole);
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(whole), high);
+            _mm_storel_epi64(to.cast(), _mm_packs_epi16(words, words));
+        }
+        fn abs(self: Self) -> Self { Self(_mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0)) }
         fn add(self: Self, other: Self) -> Self { Self(_mm256_add_ps(self.0, other.0)) }
         fn sub(self: Self, other: Self) -> Self { Self(_mm256_sub_ps(self.0, other.0)) }
         fn mul(self: Self, other: Self) -> Self { Self(_mm256_mul_ps(self.0, other.0)) }
@@ -201,6 +214,10 @@ impl Vector for F32x16 {
             let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
             _mm256_storeu_si256(to.cast(), halves)
         }
+        fn store_i8(self: Self, to: *mut u8) -> () {
+            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0)))
+        }
+        fn abs(self: Self) -> Self { Self(_mm512_abs_ps(self.0)) }
         fn add(self: Self, other: Self) -> Self { Self(_mm512_add_ps(self.0, other.0)) }
         fn sub(self: Self, other: Self) -> Self { Self(_mm512_sub_ps(self.0, other.0)) }
         fn mul(self: Self, other: Self) -> Self { Self(_mm512_mul_ps(self.0, other.0)) }
