@@ -57,7 +57,7 @@ const LEAST: f32 = -87.0;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::super::simd::{F32x8, F32x16, Vector};
+    use super::super::simd::{F32x8, F32x16, Vector, four};
     use super::LEAST;
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -105,8 +105,7 @@ mod x86 {
                 largest[0] = largest[0].max(V::load(from.add(i)));
                 i += V::LANES;
             }
-            let [a, b, c, d] = largest;
-            let largest = a.max(b).max(c.max(d)).largest();
+            let largest = four(V::max4(largest)).into_iter().fold(f32::NEG_INFINITY, f32::max);
             values[whole..].iter().fold(largest, |largest, value| largest.max(*value))
         }
     }
@@ -143,18 +142,13 @@ mod x86 {
                 std::ptr::copy_nonoverlapping(rest.as_ptr(), at.add(i), n - i);
                 sums[1] = sums[1].add(V::load(rest.as_ptr()));
             }
-            sums_of(V::sum4(sums))
+            let [a, b, c, d] = four(V::sum4(sums));
+            (a + b) + (c + d)
         }
     }
 
-    fn sums_of(four: std::arch::x86_64::__m128) -> f32 {
-        // SAFETY: both are four f32.
-        let [a, b, c, d] = unsafe { std::mem::transmute::<_, [f32; 4]>(four) };
-        (a + b) + (c + d)
-    }
-
-    /// exp(x) = 2^n exp(r), |r| <= ln 2 / 2; ln 2 in two parts keeps r exact; the polynomial is
-    /// that of Cephes' expf.
+    /// exp(x) = 2^n exp(r), |r| <= ln 2 / 2; ln 2 in two parts (355 / 512 and the rest) keeps r
+    /// exact; the polynomial is that of Cephes' expf.
     ///
     /// # Safety
     /// The features of `V` are there.
@@ -165,12 +159,10 @@ mod x86 {
             // Keeps n where `scale` can work; what it cuts off is masked away or beyond contract.
             let bounded = x.max(V::splat(LEAST)).min(V::splat(88.72));
             let n = bounded.mul(V::splat(std::f32::consts::LOG2_E)).round();
-            let r = n.fma(V::splat(-0.693_359_375), bounded);
+            let r = n.fma(V::splat(-0.693_359_4), bounded);
             let r = n.fma(V::splat(2.121_944_4e-4), r);
             let mut p = V::splat(1.987_569_1e-4);
-            for coefficient in
-                [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1]
-            {
+            for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
                 p = p.fma(r, V::splat(coefficient));
             }
             let p = p.fma(r.mul(r), r).add(V::splat(1.0));

@@ -24,13 +24,16 @@ pub(super) trait Vector: Copy {
     unsafe fn load_f16_part(from: *const u8, n: usize) -> Self;
     /// LANES 2-bit codes, from LANES / 4 bytes.
     unsafe fn load_u2(from: *const u8) -> Self;
+    /// n 2-bit codes, n a multiple of 4.
+    unsafe fn load_u2_part(from: *const u8, n: usize) -> Self;
     unsafe fn store(self, to: *mut f32);
     unsafe fn store_part(self, to: *mut f32, n: usize);
     /// LANES f16, to nearest even.
     unsafe fn store_f16(self, to: *mut u8);
-    /// LANES whole numbers within i8 as signed bytes.
-    unsafe fn store_i8(self, to: *mut u8);
-    unsafe fn abs(self) -> Self;
+    /// The lowest byte of each lane's bits.
+    unsafe fn store_low_bytes(self, to: *mut u8);
+    /// The larger of |self| and |other|.
+    unsafe fn max_abs(self, other: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
@@ -45,7 +48,8 @@ pub(super) trait Vector: Copy {
     unsafe fn where_at_least(self, x: Self, limit: Self) -> Self;
     /// The sum of each vector's lanes.
     unsafe fn sum4(vectors: [Self; 4]) -> __m128;
-    unsafe fn largest(self) -> f32;
+    /// The largest of each vector's lanes.
+    unsafe fn max4(vectors: [Self; 4]) -> __m128;
 }
 
 #[derive(Clone, Copy)]
@@ -113,6 +117,9 @@ impl Vector for F32x8 {
             let codes = _mm256_srlv_epi32(_mm256_set1_epi32(bits), shifts);
             Self(_mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(3))))
         }
+        fn load_u2_part(from: *const u8, n: usize) -> Self {
+            Self::load_u2(padded::<u8, 2>(from, n / 4).as_ptr())
+        }
         fn store(self: Self, to: *mut f32) -> () { _mm256_storeu_ps(to, self.0) }
         fn store_part(self: Self, to: *mut f32, n: usize) -> () {
             let mut buffer = [0.0f32; 8];
@@ -122,13 +129,16 @@ impl Vector for F32x8 {
         fn store_f16(self: Self, to: *mut u8) -> () {
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
         }
-        fn store_i8(self: Self, to: *mut u8) -> () {
-            let whole = _mm256_cvtps_epi32(self.0);
-            let high = _mm256_extracti128_si256::<1>(whole);
-            let words = _mm_packs_epi32(_mm256_castsi256_si128(whole), high);
-            _mm_storel_epi64(to.cast(), _mm_packs_epi16(words, words));
+        fn store_low_bytes(self: Self, to: *mut u8) -> () {
+            let low = _mm256_and_si256(_mm256_castps_si256(self.0), _mm256_set1_epi32(255));
+            let high = _mm256_extracti128_si256::<1>(low);
+            let words = _mm_packus_epi32(_mm256_castsi256_si128(low), high);
+            _mm_storel_epi64(to.cast(), _mm_packus_epi16(words, words));
         }
-        fn abs(self: Self) -> Self { Self(_mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0)) }
+        fn max_abs(self: Self, other: Self) -> Self {
+            let sign = _mm256_set1_ps(-0.0);
+            Self(_mm256_max_ps(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, other.0)))
+        }
         fn add(self: Self, other: Self) -> Self { Self(_mm256_add_ps(self.0, other.0)) }
         fn sub(self: Self, other: Self) -> Self { Self(_mm256_sub_ps(self.0, other.0)) }
         fn mul(self: Self, other: Self) -> Self { Self(_mm256_mul_ps(self.0, other.0)) }
@@ -153,11 +163,15 @@ impl Vector for F32x8 {
             let halves = _mm256_hadd_ps(ab, cd);
             _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves))
         }
-        fn largest(self: Self) -> f32 {
-            let high = _mm256_extractf128_ps::<1>(self.0);
-            let four = _mm_max_ps(_mm256_castps256_ps128(self.0), high);
-            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        fn max4(vectors: [Self; 4]) -> __m128 {
+            let [a, b, c, d] = vectors;
+            let ab = _mm256_max_ps(_mm256_unpacklo_ps(a.0, b.0), _mm256_unpackhi_ps(a.0, b.0));
+            let cd = _mm256_max_ps(_mm256_unpacklo_ps(c.0, d.0), _mm256_unpackhi_ps(c.0, d.0));
+            // abab and cdcd in each half.
+            let low = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+            let high = _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd);
+            let halves = _mm256_max_ps(low, high);
+            _mm_max_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves))
         }
     }
 }
@@ -168,6 +182,11 @@ impl F32x16 {
         fn halves(self: Self) -> F32x8 {
             let high = _mm512_extractf32x8_ps::<1>(self.0);
             F32x8(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
+        }
+        /// The larger of the lower and the upper half, lane by lane.
+        fn larger_half(self: Self) -> F32x8 {
+            let high = _mm512_extractf32x8_ps::<1>(self.0);
+            F32x8(_mm256_max_ps(_mm512_castps512_ps256(self.0), high))
         }
     }
 }
@@ -206,6 +225,9 @@ impl Vector for F32x16 {
             let codes = _mm512_srlv_epi32(_mm512_set1_epi32(bits), shifts);
             Self(_mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(3))))
         }
+        fn load_u2_part(from: *const u8, n: usize) -> Self {
+            Self::load_u2(padded::<u8, 4>(from, n / 4).as_ptr())
+        }
         fn store(self: Self, to: *mut f32) -> () { _mm512_storeu_ps(to, self.0) }
         fn store_part(self: Self, to: *mut f32, n: usize) -> () {
             _mm512_mask_storeu_ps(to, lowest(n), self.0)
@@ -214,10 +236,13 @@ impl Vector for F32x16 {
             let halves = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
             _mm256_storeu_si256(to.cast(), halves)
         }
-        fn store_i8(self: Self, to: *mut u8) -> () {
-            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0)))
+        fn store_low_bytes(self: Self, to: *mut u8) -> () {
+            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(self.0)))
         }
-        fn abs(self: Self) -> Self { Self(_mm512_abs_ps(self.0)) }
+        fn max_abs(self: Self, other: Self) -> Self {
+            // Larger magnitude, sign cleared.
+            Self(_mm512_range_ps::<0b1011>(self.0, other.0))
+        }
         fn add(self: Self, other: Self) -> Self { Self(_mm512_add_ps(self.0, other.0)) }
         fn sub(self: Self, other: Self) -> Self { Self(_mm512_sub_ps(self.0, other.0)) }
         fn mul(self: Self, other: Self) -> Self { Self(_mm512_mul_ps(self.0, other.0)) }
@@ -238,9 +263,16 @@ impl Vector for F32x16 {
             let [a, b, c, d] = vectors;
             F32x8::sum4([a.halves(), b.halves(), c.halves(), d.halves()])
         }
-        fn largest(self: Self) -> f32 {
-            let high = F32x8(_mm512_extractf32x8_ps::<1>(self.0));
-            F32x8(_mm512_castps512_ps256(self.0)).max(high).largest()
+        fn max4(vectors: [Self; 4]) -> __m128 {
+            let [a, b, c, d] = vectors;
+            F32x8::max4([a.larger_half(), b.larger_half(), c.larger_half(), d.larger_half()])
         }
     }
+}
+
+/// The lanes of a small vector.
+#[inline(always)]
+pub(super) fn four(vector: __m128) -> [f32; 4] {
+    // SAFETY: both are four f32.
+    unsafe { std::mem::transmute(vector) }
 }

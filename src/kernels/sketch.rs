@@ -15,6 +15,7 @@ use super::convert::{f16_at_least, f16_at_most};
 use super::level::{Level, Tier};
 use crate::model::MAX_HEAD_DIM;
 use half::f16;
+use std::slice::ChunksMut;
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -48,23 +49,18 @@ impl SketchShape {
         (self.n4 / 8 + self.n2 / 16) * UNIT_BYTES
     }
 
-    /// Where token `t`'s code of channel `c` is: its byte and the bit it starts at.
+    /// Token `t`'s code of channel `c`.
     #[inline(always)]
-    fn place(&self, t: usize, c: usize) -> (usize, u32) {
+    fn code(&self, codes: &[u8], t: usize, c: usize) -> u8 {
         let group = t / GROUP_TOKENS * self.group_bytes();
         let lane = t % GROUP_TOKENS * 4 + c % 4;
         if c < self.n4 {
-            (group + c / 8 * UNIT_BYTES + lane, (c % 8 / 4 * 4) as u32)
+            codes[group + c / 8 * UNIT_BYTES + lane] >> (c % 8 / 4 * 4) & 15
         } else {
             let c = c - self.n4;
-            (group + (self.n4 / 8 + c / 16) * UNIT_BYTES + lane, (c % 16 / 4 * 2) as u32)
+            let unit = self.n4 / 8 + c / 16;
+            codes[group + unit * UNIT_BYTES + lane] >> (c % 16 / 4 * 2) & 3
         }
-    }
-
-    /// The largest code of channel `c`.
-    #[inline(always)]
-    fn top(&self, c: usize) -> u8 {
-        if c < self.n4 { 15 } else { 3 }
     }
 
     fn check(&self) {
@@ -92,48 +88,95 @@ pub fn sketch_pack(
     assert_eq!(codes.len(), shape.code_bytes(n_tokens));
     assert_eq!((minimum.len(), scale.len()), (channels, channels));
     codes.fill(0);
-    for c in 0..channels {
-        let column = || rows.iter().skip(c).step_by(channels).copied();
-        let grid = Grid::over(column(), shape.top(c));
-        (minimum[c], scale[c]) = (grid.minimum, grid.scale);
-        for (t, value) in column().enumerate() {
-            let (byte, shift) = shape.place(t, c);
-            codes[byte] |= grid.code(value) << shift;
+    let (units4, units2) = (shape.n4 / 8, shape.n2 / 16);
+    for unit in 0..units4 + units2 {
+        // Unit by unit, since these are the channels that share bytes.
+        let pack = if unit < units4 { pack_unit::<8> } else { pack_unit::<16> };
+        let c = if unit < units4 { 8 * unit } else { shape.n4 + 16 * (unit - units4) };
+        let units = codes[unit * UNIT_BYTES..].chunks_mut(shape.group_bytes());
+        pack(c, rows, channels, units, &mut minimum[c..], &mut scale[c..]);
+    }
+}
+
+/// Channels c..c + WIDTH, as codes of 32 / WIDTH bits, in the units that begin each of `units`.
+fn pack_unit<const WIDTH: usize>(
+    c: usize,
+    rows: &[f32],
+    channels: usize,
+    units: ChunksMut<u8>,
+    minimum: &mut [f16],
+    scale: &mut [f16],
+) {
+    let bits = 32 / WIDTH;
+    let grids = Grids::<WIDTH>::over(rows.chunks_exact(channels).map(|row| &row[c..]), bits);
+    minimum[..WIDTH].copy_from_slice(&grids.minimum);
+    scale[..WIDTH].copy_from_slice(&grids.scale);
+    for (unit, rows) in units.zip(rows.chunks(GROUP_TOKENS * channels)) {
+        for (bytes, row) in unit.chunks_exact_mut(4).zip(rows.chunks_exact(channels)) {
+            for (i, code) in grids.codes(&row[c..]).into_iter().enumerate() {
+                bytes[i % 4] |= code << (i / 4 * bits);
+            }
         }
     }
 }
 
-/// The evenly spaced values that the codes `0..=top` of one channel stand for.
-pub(super) struct Grid {
-    pub minimum: f16,
-    pub scale: f16,
+/// The evenly spaced values that the codes of WIDTH neighbouring channels stand for. Written so
+/// that the compiler makes vectors of it.
+pub(super) struct Grids<const WIDTH: usize> {
+    pub minimum: [f16; WIDTH],
+    pub scale: [f16; WIDTH],
+    origin: [f32; WIDTH],
+    inverse: [f32; WIDTH],
     top: f32,
-    origin: f32,
-    inverse: f32,
 }
 
-impl Grid {
-    /// The grid that spans `values`, which are finite.
-    pub fn over(values: impl Iterator<Item = f32>, top: u8) -> Grid {
-        let (low, high) = values.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), value| {
-            (low.min(value), high.max(value))
-        });
-        let top = f32::from(top);
-        if low >= high || low == f32::INFINITY {
-            let value = if low == f32::INFINITY { 0.0 } else { low };
-            let minimum = f16::from_f32(value).clamp(f16::MIN, f16::MAX);
-            return Grid { minimum, scale: f16::ZERO, top, origin: 0.0, inverse: 0.0 };
+impl<const WIDTH: usize> Grids<WIDTH> {
+    /// The grids that span the first WIDTH values of each row, all finite.
+    pub fn over<'a>(rows: impl Iterator<Item = &'a [f32]>, bits: usize) -> Self {
+        let mut low = [f32::INFINITY; WIDTH];
+        let mut high = [f32::NEG_INFINITY; WIDTH];
+        for row in rows {
+            for i in 0..WIDTH {
+                low[i] = if row[i] < low[i] { row[i] } else { low[i] };
+                high[i] = if row[i] > high[i] { row[i] } else { high[i] };
+            }
         }
-        let minimum = f16_at_most(low).max(f16::MIN);
-        let origin = minimum.to_f32();
-        let scale = f16_at_least((high - origin) / top).min(f16::MAX);
-        let inverse = 1.0 / scale.to_f32();
-        Grid { minimum, scale, top, origin, inverse }
+        let mut grids = Grids {
+            minimum: [f16::ZERO; WIDTH],
+            scale: [f16::ZERO; WIDTH],
+            origin: [0.0; WIDTH],
+            inverse: [0.0; WIDTH],
+            top: ((1 << bits) - 1) as f32,
+        };
+        for i in 0..WIDTH {
+            // No rows at all leave the grid of zeros.
+            if low[i] < high[i] {
+                let minimum = f16_at_most(low[i]).max(f16::MIN);
+                let span = high[i] - minimum.to_f32();
+                let scale = f16_at_least(span / grids.top).min(f16::MAX);
+                (grids.minimum[i], grids.scale[i]) = (minimum, scale);
+                grids.origin[i] = minimum.to_f32();
+                grids.inverse[i] = 1.0 / scale.to_f32();
+            } else if low[i] == high[i] {
+                grids.minimum[i] = f16::from_f32(low[i]).clamp(f16::MIN, f16::MAX);
+            }
+        }
+        grids
     }
 
+    /// The codes nearest to the first WIDTH values of `row`.
     #[inline(always)]
-    pub fn code(&self, value: f32) -> u8 {
-        ((value - self.origin) * self.inverse).round_ties_even().clamp(0.0, self.top) as u8
+    pub fn codes(&self, row: &[f32]) -> [u8; WIDTH] {
+        let row = &row[..WIDTH];
+        let mut codes = [0; WIDTH];
+        for i in 0..WIDTH {
+            let steps = (row[i] - self.origin[i]) * self.inverse[i];
+            let steps = if steps > 0.0 { steps } else { 0.0 };
+            let steps = if steps < self.top { steps } else { self.top };
+            // 2^23 leaves the whole number, rounded to even, in the lowest bits.
+            codes[i] = (steps + 8_388_608.0).to_bits() as u8;
+        }
+        codes
     }
 }
 
@@ -202,10 +245,17 @@ pub fn sketch_scores_at(
     let block = x86::Block { shape: *shape, minimum, scale, n_tokens, q, n_group, offset, stride };
     match level.tier() {
         Tier::Scalar => {
+            let mut s = vec![0.0; channels];
             for g in 0..n_group {
                 let q = &q[g * channels..][..channels];
+                let mut base = offset[g];
+                for c in 0..channels {
+                    base += q[c] * minimum[c].to_f32();
+                    s[c] = q[c] * scale[c].to_f32();
+                }
                 for (t, out) in out[g * stride..][..n_tokens].iter_mut().enumerate() {
-                    *out = offset[g] + score_scalar(shape, codes, minimum, scale, t, q);
+                    let term = |(c, s): (usize, &f32)| s * f32::from(shape.code(codes, t, c));
+                    *out = base + s.iter().enumerate().map(term).sum::<f32>();
                 }
             }
         }
@@ -216,22 +266,6 @@ pub fn sketch_scores_at(
         #[cfg(target_arch = "x86_64")]
         Tier::Avx512 => unsafe { x86::scores_avx512(&block, codes, out) },
     }
-}
-
-fn score_scalar(
-    shape: &SketchShape,
-    codes: &[u8],
-    minimum: &[f16],
-    scale: &[f16],
-    t: usize,
-    q: &[f32],
-) -> f32 {
-    let term = |(c, q): (usize, &f32)| {
-        let (byte, shift) = shape.place(t, c);
-        let code = f32::from(codes[byte] >> shift & shape.top(c));
-        q * (minimum[c].to_f32() + scale[c].to_f32() * code)
-    };
-    q.iter().enumerate().map(term).sum()
 }
 
 #[cfg(test)]
@@ -283,11 +317,6 @@ mod tests {
                 stride,
             );
             out
-        }
-
-        fn code(&self, t: usize, c: usize) -> u8 {
-            let (byte, shift) = self.shape.place(t, c);
-            self.codes[byte] >> shift & self.shape.top(c)
         }
     }
 
@@ -347,7 +376,8 @@ mod tests {
                             let away: f32 = (0..channels)
                                 .map(|c| {
                                     let middle = if c < n4 { 7.5 } else { 1.5 };
-                                    (f32::from(packed.code(t, c)) - middle).abs()
+                                    (f32::from(packed.shape.code(&packed.codes, t, c)) - middle)
+                                        .abs()
                                 })
                                 .sum();
                             let at = g * stride + t;

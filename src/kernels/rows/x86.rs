@@ -2,7 +2,7 @@
 //! to 4 queries and as many dimensions as the registers hold, so that a row is converted to f32
 //! once for all of them.
 
-use super::super::simd::{F32x8, F32x16, Vector};
+use super::super::simd::{F32x8, F32x16, Vector, four};
 use super::RowCodec;
 use std::arch::x86_64::*;
 
@@ -438,10 +438,4 @@ impl Weights {
         // SAFETY: by the contract.
         unsafe { V::splat(*self.at.add(g * self.stride + t)) }
     }
-}
-
-#[inline(always)]
-fn four(vector: __m128) -> [f32; 4] {
-    // SAFETY: both are four f32.
-    unsafe { std::mem::transmute(vector) }
 }

@@ -13,7 +13,7 @@
 //! by. In all that is 21 n4 + 1.25 n2 over 127^2 times max s^2 / sum s^2: about 1 % where
 //! max |s| is three times the mean square's root.
 
-use super::super::simd::{F32x8, F32x16, Vector};
+use super::super::simd::{F32x8, F32x16, Vector, four};
 use super::{GROUP_TOKENS, MAX_CHANNELS, SketchShape, UNIT_BYTES};
 use half::f16;
 use std::arch::x86_64::*;
@@ -115,50 +115,57 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, g: usize, to: &mut 
     // vector of bytes that is written in part is written over by the next, or ends in the slack.
     unsafe {
         let q = block.q.as_ptr().add(g * channels);
-        let mut largest = [V::splat(0.0); G];
+        let mut largest = [V::splat(0.0); GROUP];
         let mut c = 0;
         while c < channels {
             let n = (channels - c).min(V::LANES);
             let scale = V::load_f16_part(scale.add(c).cast(), n);
-            for (g, largest) in largest.iter_mut().enumerate() {
+            for (g, largest) in largest.iter_mut().take(G).enumerate() {
                 let q = V::load_part(q.add(g * channels + c), n);
-                *largest = largest.max(q.mul(scale).abs());
+                *largest = q.mul(scale).max_abs(*largest);
             }
             c += n;
         }
+        let largest = four(V::max4(largest));
         let mut inverse = [V::splat(0.0); G];
-        let mut step = [V::splat(0.0); G];
         for g in 0..G {
-            let largest = largest[g].largest();
             // Below this a reciprocal could overflow; with step 0 the middle codes stand for all.
-            if largest > 1e-30 {
-                to.step[g] = largest / 127.0;
-                inverse[g] = V::splat(127.0 / largest);
+            let (step, per_step) = if largest[g] > 1e-30 {
+                (largest[g] / 127.0, 127.0 / largest[g])
             } else {
-                to.step[g] = 0.0;
-            }
-            step[g] = V::splat(to.step[g]);
+                (0.0, 0.0)
+            };
+            to.step[g] = step;
+            inverse[g] = V::splat(per_step);
         }
-        let mut base = [V::splat(0.0); 4];
+        // sum q * minimum + middle * (s - step * q8), s = q * scale, as one sum of products by
+        // minimum + middle * scale and one of middle * q8.
+        let mut middles = [V::splat(0.0); G];
+        let mut rounded = [V::splat(0.0); G];
+        // Leaves a whole number, rounded to even, in the lowest bits.
+        let whole = V::splat(12_582_912.0);
         let mut c = 0;
         while c < channels {
             let (end, middle) = if c < n4 { (n4, 7.5) } else { (channels, 1.5) };
-            let n = (end - c).min(V::LANES);
+            let (n, middle) = ((end - c).min(V::LANES), V::splat(middle));
             let scale = V::load_f16_part(scale.add(c).cast(), n);
-            let minimum = V::load_f16_part(minimum.add(c).cast(), n);
+            let at_middle = middle.fma(scale, V::load_f16_part(minimum.add(c).cast(), n));
             for g in 0..G {
                 let q = V::load_part(q.add(g * channels + c), n);
-                let s = q.mul(scale);
-                let q8 = s.mul(inverse[g]).round();
-                q8.store_i8(to.quads.as_mut_ptr().add(g).cast::<u8>().add(c));
-                let rest = s.sub(q8.mul(step[g]));
-                base[g] = rest.fma(V::splat(middle), q.fma(minimum, base[g]));
+                let q8 = q.mul(scale).fma(inverse[g], whole);
+                q8.store_low_bytes(to.quads.as_mut_ptr().add(g).cast::<u8>().add(c));
+                middles[g] = q.fma(at_middle, middles[g]);
+                rounded[g] = q8.sub(whole).fma(middle, rounded[g]);
             }
             c += n;
         }
-        let sums = std::mem::transmute::<__m128, [f32; 4]>(V::sum4(base));
+        let mut base = [V::splat(0.0); GROUP];
+        for g in 0..G {
+            base[g] = middles[g].sub(rounded[g].mul(V::splat(to.step[g])));
+        }
+        let base = four(V::sum4(base));
         for i in 0..G {
-            to.base[i] = sums[i] + block.offset[g + i];
+            to.base[i] = base[i] + block.offset[g + i];
         }
     }
 }
