@@ -164,8 +164,8 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, g: usize, to: &mut 
             base[g] = middles[g].sub(rounded[g].mul(V::splat(to.step[g])));
         }
         let base = four(V::sum4(base));
-        for i in 0..G {
-            to.base[i] = base[i] + block.offset[g + i];
+        for (i, base) in base.into_iter().enumerate().take(G) {
+            to.base[i] = base + block.offset[g + i];
         }
     }
 }
