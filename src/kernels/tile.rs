@@ -8,7 +8,7 @@ use super::exp;
 use gemm::{Parallelism, gemm};
 
 /// f32 elements of scratch that [`tile_attend`] needs.
-pub fn scratch_len(m: usize, n: usize) -> usize {
+pub fn scratch_len(m: usize, n: usize, _dk: usize, _dv: usize) -> usize {
     m * n + 2 * m
 }
 
@@ -36,7 +36,7 @@ pub fn tile_attend(
     assert_eq!((q.len(), k.len(), v.len()), (m * dk, n * dk, n * dv));
     assert_eq!((visible.len(), state_m.len(), state_l.len()), (m, m, m));
     assert_eq!(state_o.len(), m * dv);
-    assert!(scratch.len() >= scratch_len(m, n));
+    assert!(scratch.len() >= scratch_len(m, n, dk, dv));
     if m == 0 || n == 0 || dv == 0 {
         return;
     }
@@ -124,7 +124,7 @@ mod tests {
         let mut first = 0;
         for &n in sizes {
             let visible: Vec<u32> = (0..m).map(|i| sees(i).saturating_sub(first) as u32).collect();
-            let mut scratch = vec![f32::NAN; scratch_len(m, n)];
+            let mut scratch = vec![f32::NAN; scratch_len(m, n, dk, dv)];
             tile_attend(
                 m,
                 n,
@@ -182,7 +182,7 @@ mod tests {
     fn a_row_that_sees_nothing_stays_as_it_is() {
         let mut state = ([3.0f32, f32::NEG_INFINITY], [2.0f32, 0.0], [5.0f32, -6.0]);
         let (q, k, v) = ([1.0, 2.0], [4.0, 5.0, 6.0], [1.0, 1.0, 1.0]);
-        let mut scratch = vec![f32::NAN; scratch_len(2, 3)];
+        let mut scratch = vec![f32::NAN; scratch_len(2, 3, 1, 1)];
         let before = state;
         let (m, l, o) = (&mut state.0, &mut state.1, &mut state.2);
         tile_attend(2, 3, 1, 1, &q, &k, &v, &[0, 0], m, l, o, &mut scratch);
