@@ -50,7 +50,7 @@ impl QueryRing {
 }
 
 impl RecentQueries for QueryRing {
-    fn len(&self) -> usize {
+    fn count(&self) -> usize {
         if self.layers.is_empty() { 0 } else { self.held.len() }
     }
 

@@ -36,8 +36,8 @@ pub trait OpenRows: Sync {
 
 /// The last queries of a sequence, before scaling.
 pub trait RecentQueries: Sync {
-    /// Number of queries held.
-    fn len(&self) -> usize;
+    /// Queries held.
+    fn count(&self) -> usize;
 
     /// Index in the sequence of the token whose query is number `i`.
     fn token(&self, i: usize) -> usize;

@@ -46,14 +46,13 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
         }
     }
     let state = &mut scratch.state;
-    for g in 0..n_group {
+    for (g, &log_sum) in log_sum.iter().enumerate() {
         let mut sum = 0.0;
-        for b in 0..n {
-            let weight = &mut scratch.coarse[g * n + b];
-            *weight *= (piece.block_max[b * n_group + g] - log_sum[g]).exp();
+        for (b, weight) in scratch.coarse[g * n..][..n].iter_mut().enumerate() {
+            *weight *= (piece.block_max[b * n_group + g] - log_sum).exp();
             sum += *weight;
         }
-        state.m[g] = log_sum[g];
+        state.m[g] = log_sum;
         state.l[g] = sum;
     }
     let mut rows: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
@@ -89,8 +88,8 @@ fn middle(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
         scratch.token_weights.resize(n_group * run.len(), 0.0);
         scratch.codes.clear();
         scratch.codes.resize(n_group * rank, 0.0);
-        for g in 0..n_group {
-            let factor = (piece.block_max[b * n_group + g] - log_sum[g]).exp();
+        for (g, &log_sum) in log_sum.iter().enumerate() {
+            let factor = (piece.block_max[b * n_group + g] - log_sum).exp();
             let weights = &piece.weights[(b * n_group + g) * piece.stride..];
             for (w, chosen) in scratch.token_weights[g * run.len()..].iter_mut().zip(run) {
                 *w = factor * weights[chosen.token as usize];

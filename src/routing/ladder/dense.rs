@@ -27,7 +27,7 @@ pub fn diffuse_layers(
     queries: &dyn RecentQueries,
     read_keys: &ReadKeys,
 ) -> Vec<usize> {
-    if queries.len() == 0 {
+    if queries.count() == 0 {
         return Vec::new();
     }
     let mut jobs: Vec<(usize, usize, f64)> = Vec::new();
@@ -41,7 +41,7 @@ pub fn diffuse_layers(
     });
     let mut mass = vec![0.0; geometry.layers.len()];
     for (il, _, sum) in jobs {
-        mass[il] += sum / (queries.len() * geometry.layers[il].n_heads) as f64;
+        mass[il] += sum / (queries.count() * geometry.layers[il].n_heads) as f64;
     }
     let mut layers: Vec<usize> =
         (0..mass.len()).filter(|&il| mass[il] > f64::from(threshold)).collect();
@@ -67,7 +67,7 @@ fn small_share_mass(
     let rows: Vec<&[u8]> = encoded.chunks(row_bytes).collect();
     let mut scores = vec![0.0; group * rows.len()];
     let mut mass = 0.0;
-    for i in 0..queries.len() {
+    for i in 0..queries.count() {
         let n = (queries.token(i) + 1).min(rows.len());
         let q: Vec<f32> = queries.query(layer, i)[head * group * dim..][..group * dim]
             .iter()

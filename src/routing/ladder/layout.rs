@@ -87,7 +87,7 @@ pub fn choose(
     for (il, _, layout) in jobs {
         heads[il].push(layout);
     }
-    SequenceLayout { heads, dense_layers: Vec::new(), without_queries: queries.len() == 0 }
+    SequenceLayout { heads, dense_layers: Vec::new(), without_queries: queries.count() == 0 }
 }
 
 fn choose_head(
@@ -144,12 +144,12 @@ fn query_energy(
     head: usize,
 ) -> Vec<f64> {
     let dk = geometry.key_dim;
-    if queries.len() == 0 {
+    if queries.count() == 0 {
         return vec![1.0; dk];
     }
     let group = geometry.layers[layer].group();
     let mut energy = vec![0.0; dk];
-    for i in 0..queries.len() {
+    for i in 0..queries.count() {
         for q in queries.query(layer, i)[head * group * dk..][..group * dk].chunks(dk) {
             for (e, &x) in energy.iter_mut().zip(q) {
                 *e += f64::from(x).powi(2);
