@@ -1,0 +1,72 @@
+# The commands of this repository. `make help` lists them.
+#
+# Everything fetched or built lies in target/ (cargo) and build/ (all else); both can be deleted.
+# Each command installs what it needs and finds missing: a Debian machine with Rust is enough.
+
+host := build/examples
+fetch := ffi_examples/llama_cpp/fetch.sh
+cargo := cargo
+# Warnings in the documentation are errors.
+rustdoc := RUSTDOCFLAGS="-D warnings"
+
+.DEFAULT_GOAL := help
+.PHONY: help build host demo test eval bench tables lint lint-format lint-clippy lint-docs \
+        lint-header header valgrind clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## llama.cpp answers a question on a long document: full cache beside libsekv
+	@ffi_examples/llama_cpp/demo.sh
+
+test: ## all tests, and one document end to end
+	@.ci/test
+
+eval: ## fidelity on ten documents, and needles (under 25 minutes); writes target/eval.json
+	@.ci/tools.sh build host
+	@$(MAKE) --no-print-directory host
+	$(fetch) f32 texts
+	$(host)/sekv-eval
+
+bench: ## speed against llama.cpp's attention and the bytes that must be read; writes target/bench.json
+	@.ci/tools.sh build host
+	$(fetch) llama
+	$(cargo) bench --locked
+
+tables: ## fill the tables of README.md and docs/evaluation.md from target/eval.json and target/bench.json
+	@python3 docs/tables.py
+
+lint: lint-format lint-clippy lint-docs lint-header ## formatting, clippy, documentation, header
+
+build: ## the library: target/release/libsekv.so and libsekv.a
+	@.ci/tools.sh build
+	$(cargo) build --release --locked
+
+host: build ## llama.cpp and the programs on it: build/examples/sekv-llama and sekv-eval
+	@.ci/tools.sh host
+	@$(fetch) llama model
+	@cmake -G Ninja -S ffi_examples/llama_cpp -B $(host) --log-level=WARNING
+	@cmake --build $(host)
+
+header: ## write include/sekv.h from src/capi
+	UPDATE_HEADER=1 $(cargo) test --locked --test header
+
+valgrind: ## the C example under valgrind
+	@.ci/tools.sh build valgrind
+	@.ci/valgrind.sh
+
+clean: ## delete what was built (not what was fetched)
+	$(cargo) clean
+	rm -rf $(host)
+
+lint-format:
+	$(cargo) fmt --check
+
+lint-clippy:
+	$(cargo) clippy --locked --all-targets -- -D warnings
+
+lint-docs:
+	$(rustdoc) $(cargo) doc --locked --no-deps
+
+lint-header:
+	$(cargo) test --locked --test header
