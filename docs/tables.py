@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Fills the tables of README.md and docs/ with what `make eval` and `make bench` measured.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. Its numbers come from
+target/eval.json and target/bench.json and from nowhere else; where a file is missing, its tables
+stay as they are.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "docs/evaluation.md"]
+MIB = 1024 * 1024
+# llama.cpp's block formats: bytes of 32 values, as a share of their 64 bytes in f16.
+Q8_0 = 34 / 64
+Q4_0 = 18 / 64
+
+# What the README shows, and how it calls it.
+SHOWN = {
+    "ladder": "libsekv, default",
+    "ladder-keys": "without value sketches",
+    "int8": "all tokens in int8",
+    "paper": "routing `paper`, untrained",
+}
+
+
+def table(header, rows):
+    """Markdown; the first column to the left, the others to the right."""
+    lines = [header, ["---"] + ["--:"] * (len(header) - 1)] + rows
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def f16_bytes(row):
+    return row["fast_bytes"] / row["fast_fraction_f16"]
+
+
+def methods_of(rows):
+    return list(dict.fromkeys(row["method"] for row in rows))
+
+
+def pooled(rows):
+    """One method's documents as one, every token counting once."""
+    n_tokens = sum(row["n_tokens"] for row in rows)
+    return {
+        name: sum(row[name] * row["n_tokens"] for row in rows) / n_tokens
+        for name in ["kl_mean", "top1", "dnll", "fetched_mean"]
+    } | {"kl_worst": max(row["kl_mean"] for row in rows)}
+
+
+def fast_percent(rows, n_ctx):
+    """The share of f16 at one length, mean over its documents."""
+    shares = [row["fast_fraction_f16"] for row in rows if row["n_ctx"] == n_ctx]
+    return f"{100 * sum(shares) / len(shares):.1f} %" if shares else "-"
+
+
+def needle_score(needles, method):
+    """Of the prompts that the full cache solves for sure."""
+    asked = [needle for needle in needles if needle["method"] == method and needle["full_solved"]]
+    if not asked:
+        return "-"
+    return f"{sum(needle['solved'] for needle in asked)} of {len(asked)}"
+
+
+def fidelity_table(evaluation, methods):
+    rows = evaluation["rows"]
+    lengths = sorted({row["n_ctx"] for row in rows})
+    header = ["", "KL mean", "KL, worst document", "same next token", "needles", "tokens fetched"]
+    header += [f"fast tier at {n_ctx:,}, of f16" for n_ctx in lengths]
+    lines = []
+    for method, name in methods.items():
+        own = [row for row in rows if row["method"] == method]
+        if not own:
+            continue
+        sums = pooled(own)
+        lines.append(
+            [
+                name,
+                f"{sums['kl_mean']:.5f}",
+                f"{sums['kl_worst']:.5f}",
+                f"{100 * sums['top1']:.1f} %",
+                needle_score(evaluation["needles"], method),
+                f"{sums['fetched_mean']:.0f}",
+            ]
+            + [fast_percent(own, n_ctx) for n_ctx in lengths]
+        )
+    return table(header, lines)
+
+
+def fidelity(evaluation):
+    return fidelity_table(evaluation, SHOWN)
+
+
+def all_methods(evaluation):
+    methods = methods_of(evaluation["rows"])
+    return fidelity_table(evaluation, {method: f"`{method}`" for method in methods})
+
+
+def memory(evaluation):
+    """Bytes of the longest documents' caches, default method."""
+    rows = [row for row in evaluation["rows"] if row["method"] == "ladder"]
+    n_ctx = max(row["n_ctx"] for row in rows)
+    rows = [row for row in rows if row["n_ctx"] == n_ctx]
+    f16 = sum(map(f16_bytes, rows)) / len(rows)
+    fast = sum(row["fast_bytes"] for row in rows) / len(rows)
+    slow = sum(row["slow_bytes"] for row in rows) / len(rows)
+    sizes = [
+        ("llama.cpp, f16", f16),
+        ("llama.cpp, q8_0", Q8_0 * f16),
+        ("llama.cpp, q4_0", Q4_0 * f16),
+        ("libsekv, fast tier", fast),
+        ("libsekv, slow tier", slow),
+        ("libsekv, both", fast + slow),
+    ]
+    header = [f"{n_ctx:,} tokens", "MiB", "of f16"]
+    return table(header, [[name, f"{size / MIB:.1f}", f"{100 * size / f16:.1f} %"] for name, size in sizes])
+
+
+def documents(evaluation):
+    header = ["document", "tokens", "KL mean", "KL max", "same next token", "dNLL", "fast tier, of f16", "fetched", "99th percentile"]
+    rows = [row for row in evaluation["rows"] if row["method"] == "ladder"]
+    return table(
+        header,
+        [
+            [
+                row["doc"],
+                f"{row['n_ctx']:,} + {row['n_tokens']}",
+                f"{row['kl_mean']:.5f}",
+                f"{row['kl_max']:.3f}",
+                f"{100 * row['top1']:.1f} %",
+                f"{row['dnll']:+.4f}",
+                f"{100 * row['fast_fraction_f16']:.1f} %",
+                f"{row['fetched_mean']:.0f}",
+                f"{row['fetched_p99']:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def speed(benches):
+    def number(row, name, pattern):
+        return pattern.format(row[name]) if row.get(name) is not None else "-"
+
+    header = ["", "tokens", "median", "spread", "of llama.cpp's time", "of a dense f16 attention's", "of the floor"]
+    return table(
+        header,
+        [
+            [
+                row["name"],
+                f"{row['n_ctx']:,}",
+                number({"ms": 1e3 * row["median_s"]}, "ms", "{:.3f} ms"),
+                number(row, "spread", "{:.1%}"),
+                number(row, "ratio_vs_ggml", "{:.2f}"),
+                number(row, "ratio_vs_dense", "{:.2f}"),
+                number(row, "fraction_of_floor", "{:.2f}"),
+            ]
+            for row in benches["rows"]
+        ],
+    )
+
+
+# Which file each table needs.
+TABLES = {
+    "fidelity": ("target/eval.json", fidelity),
+    "memory": ("target/eval.json", memory),
+    "documents": ("target/eval.json", documents),
+    "all methods": ("target/eval.json", all_methods),
+    "speed": ("target/bench.json", speed),
+}
+
+
+def main():
+    texts = {}
+    for name, (source, make) in TABLES.items():
+        if not (ROOT / source).exists():
+            print(f"{source} is missing: the table '{name}' stays as it is", file=sys.stderr)
+            continue
+        texts[name] = make(json.loads((ROOT / source).read_text()))
+        print(f"{name}, from {source}\n\n{texts[name]}\n")
+    for page in PAGES:
+        path = ROOT / page
+        old = path.read_text()
+
+        def fill(match):
+            if match[2] not in TABLES:
+                sys.exit(f"{page}: there is no table '{match[2]}'; known: {', '.join(TABLES)}")
+            text = texts.get(match[2])
+            return match[0] if text is None else f"{match[1]}\n{text}\n{match[3]}"
+
+        new = re.sub(r"(<!-- table: ([\w ]+) -->)\n.*?(<!-- end of table -->)", fill, old, flags=re.S)
+        if new != old:
+            path.write_text(new)
+            print(f"{page}: written", file=sys.stderr)
+
+
+main()
