@@ -197,4 +197,16 @@ mod tests {
         assert!(view([32, usize::MAX / 2]).check("q", 8, 2, 2).is_err());
         assert!(view([32, 64]).check("q", 8, 2, 2).is_ok());
     }
+
+    #[test]
+    fn counts_elements_beyond_32_bits() {
+        let n_tok = i32::MAX as usize;
+        let mut byte = 0u8;
+        // SAFETY: only checked, never read.
+        let mut view = |stride| unsafe {
+            View::new(&raw mut byte, Dtype::F16, [128, 8, n_tok], [256, stride])
+        };
+        assert!(view(2048).check("k", 128, 8, n_tok).is_ok());
+        assert!(view(1 << 33).check("k", 128, 8, n_tok).is_err());
+    }
 }

@@ -123,3 +123,14 @@ fn a_removed_tail_is_gone_and_a_new_one_takes_its_place() {
         }
     }
 }
+
+#[test]
+fn batches_of_1_2_31_and_512_tokens() {
+    let small = Params { n_sinks: 4, window: 40, ..sealed_params(16) };
+    for params in [raw_params(), sealed_params(64), small] {
+        let mut harness = Harness::new(Shape::uniform(1, 3, 1, 64), params, 7);
+        for n in [2, 31, 512, 1, 512, 31, 2, 1] {
+            assert!(harness.pass(n) < ROUNDING, "{n}: {}", harness.worst);
+        }
+    }
+}

@@ -93,7 +93,7 @@ fn reference(
         n_fetched += sealed.clone().filter(|&t| exact(t)).count();
         for g in 0..group {
             let mut sum = vec![0.0; DIM];
-            for t in 0..=n {
+            for (t, score) in scores[g].iter().enumerate() {
                 let value = if exact(t) {
                     row(rows, true, head, t).iter().map(|&x| f64::from(x)).collect()
                 } else {
@@ -107,7 +107,7 @@ fn reference(
                     mean
                 };
                 for (s, x) in sum.iter_mut().zip(value) {
-                    *s += scores[g][t].exp() / z[g] * x;
+                    *s += score.exp() / z[g] * x;
                 }
             }
             out.extend(sum);
