@@ -17,6 +17,7 @@ use super::super::simd::{F32x8, F32x16, Vector, four};
 use super::{GROUP_TOKENS, MAX_CHANNELS, SketchShape, UNIT_BYTES};
 use half::f16;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 /// Queries that are scored together.
@@ -110,64 +111,147 @@ entry!(
 unsafe fn quantise<V: Vector, const G: usize>(block: &Block, g: usize, to: &mut Quantised) {
     let SketchShape { n4, n2 } = block.shape;
     let channels = n4 + n2;
-    let (minimum, scale) = (block.minimum.as_ptr(), block.scale.as_ptr());
-    // SAFETY: q has these G lines, and c..c + n are channels of theirs and of the other tables. A
-    // vector of bytes that is written in part is written over by the next, or ends in the slack.
+    // SAFETY: q has these G lines, and c..c + n are channels of theirs and of the other tables.
     unsafe {
-        let q = block.q.as_ptr().add(g * channels);
+        let lines = Lines::<V, G> {
+            q: block.q.as_ptr().add(g * channels),
+            channels,
+            minimum: block.minimum.as_ptr().cast(),
+            scale: block.scale.as_ptr().cast(),
+            vector: PhantomData,
+        };
         let mut largest = [V::splat(0.0); GROUP];
         let mut c = 0;
-        while c < channels {
-            let n = (channels - c).min(V::LANES);
-            let scale = V::load_f16_part(scale.add(c).cast(), n);
-            for (g, largest) in largest.iter_mut().take(G).enumerate() {
-                let q = V::load_part(q.add(g * channels + c), n);
-                *largest = q.mul(scale).max_abs(*largest);
-            }
-            c += n;
+        while c + V::LANES <= channels {
+            lines.magnitudes::<true>(c, V::LANES, &mut largest);
+            c += V::LANES;
         }
-        let largest = four(V::max4(largest));
-        let mut inverse = [V::splat(0.0); G];
-        for g in 0..G {
-            // Below this a reciprocal could overflow; with step 0 the middle codes stand for all.
-            let (step, per_step) = if largest[g] > 1e-30 {
-                (largest[g] / 127.0, 127.0 / largest[g])
-            } else {
-                (0.0, 0.0)
-            };
-            to.step[g] = step;
-            inverse[g] = V::splat(per_step);
+        if c < channels {
+            lines.magnitudes::<false>(c, channels - c, &mut largest);
         }
-        // sum q * minimum + middle * (s - step * q8), s = q * scale, as one sum of products by
-        // minimum + middle * scale and one of middle * q8.
-        let mut middles = [V::splat(0.0); G];
-        let mut rounded = [V::splat(0.0); G];
-        // Leaves a whole number, rounded to even, in the lowest bits.
-        let whole = V::splat(12_582_912.0);
-        let mut c = 0;
-        while c < channels {
-            let (end, middle) = if c < n4 { (n4, 7.5) } else { (channels, 1.5) };
-            let (n, middle) = ((end - c).min(V::LANES), V::splat(middle));
-            let scale = V::load_f16_part(scale.add(c).cast(), n);
-            let at_middle = middle.fma(scale, V::load_f16_part(minimum.add(c).cast(), n));
-            for g in 0..G {
-                let q = V::load_part(q.add(g * channels + c), n);
-                let q8 = q.mul(scale).fma(inverse[g], whole);
-                q8.store_low_bytes(to.quads.as_mut_ptr().add(g).cast::<u8>().add(c));
-                middles[g] = q.fma(at_middle, middles[g]);
-                rounded[g] = q8.sub(whole).fma(middle, rounded[g]);
+        // Below 1e-30 a reciprocal could overflow; with step 0 the middle codes stand for all.
+        let largest = V::max4(largest);
+        let usable = _mm_cmpgt_ps(largest, _mm_set1_ps(1e-30));
+        let inverse = _mm_and_ps(usable, _mm_div_ps(_mm_set1_ps(127.0), largest));
+        let step = _mm_and_ps(usable, _mm_mul_ps(largest, _mm_set1_ps(1.0 / 127.0)));
+        let (inverse, step) = (four(inverse), four(step));
+        to.step = step;
+        let mut sums = Sums {
+            inverse: [V::splat(0.0); G],
+            middles: [V::splat(0.0); G],
+            rounded: [V::splat(0.0); G],
+        };
+        for (vector, inverse) in sums.inverse.iter_mut().zip(inverse) {
+            *vector = V::splat(inverse);
+        }
+        for (start, end, middle) in [(0, n4, 7.5), (n4, channels, 1.5)] {
+            let middle = V::splat(middle);
+            let mut c = start;
+            while c + V::LANES <= end {
+                lines.round::<true>(c, V::LANES, middle, &mut sums, to);
+                c += V::LANES;
             }
-            c += n;
+            if c < end {
+                lines.round::<false>(c, end - c, middle, &mut sums, to);
+            }
         }
         let mut base = [V::splat(0.0); GROUP];
-        for g in 0..G {
-            base[g] = middles[g].sub(rounded[g].mul(V::splat(to.step[g])));
+        for (g, base) in base.iter_mut().take(G).enumerate() {
+            *base = sums.middles[g].sub(sums.rounded[g].mul(V::splat(step[g])));
         }
-        let base = four(V::sum4(base));
-        for (i, base) in base.into_iter().enumerate().take(G) {
-            to.base[i] = base + block.offset[g + i];
+        let offset = block.offset.as_ptr().add(g);
+        for (i, base) in four(V::sum4(base)).into_iter().take(G).enumerate() {
+            to.base[i] = base + *offset.add(i);
         }
     }
+}
+
+/// The G queries being quantised, and the block's tables as bytes.
+struct Lines<V, const G: usize> {
+    q: *const f32,
+    channels: usize,
+    minimum: *const u8,
+    scale: *const u8,
+    vector: PhantomData<V>,
+}
+
+/// Each query's base is sum q * minimum + middle * (s - step * q8), s = q * scale: one sum of
+/// products by minimum + middle * scale, less step times one of middle * q8.
+struct Sums<V, const G: usize> {
+    inverse: [V; G],
+    middles: [V; G],
+    rounded: [V; G],
+}
+
+impl<V: Vector, const G: usize> Lines<V, G> {
+    /// Takes |q * scale| of channels c..c + n into `largest`; WHOLE: n is LANES.
+    ///
+    /// # Safety
+    /// The features of `V` are there and the channels exist.
+    #[inline(always)]
+    unsafe fn magnitudes<const WHOLE: bool>(&self, c: usize, n: usize, largest: &mut [V; GROUP]) {
+        // SAFETY: by the contract.
+        unsafe {
+            let scale = half::<V, WHOLE>(self.scale, c, n);
+            for (g, largest) in largest.iter_mut().take(G).enumerate() {
+                let q = single::<V, WHOLE>(self.q.add(g * self.channels + c), n);
+                *largest = q.mul(scale).max_abs(*largest);
+            }
+        }
+    }
+
+    /// Writes the bytes of channels c..c + n, and what they leave to the base. A vector of bytes
+    /// that is used in part is written over by the next, or ends in the slack.
+    ///
+    /// # Safety
+    /// The features of `V` are there and the channels exist.
+    #[inline(always)]
+    unsafe fn round<const WHOLE: bool>(
+        &self,
+        c: usize,
+        n: usize,
+        middle: V,
+        sums: &mut Sums<V, G>,
+        to: &mut Quantised,
+    ) {
+        // SAFETY: by the contract; each line of bytes has MAX_CHANNELS and a vector's worth.
+        unsafe {
+            let scale = half::<V, WHOLE>(self.scale, c, n);
+            let at_middle = middle.fma(scale, half::<V, WHOLE>(self.minimum, c, n));
+            // 1.5 * 2^23 leaves a whole number, rounded to even, in the lowest bits.
+            let whole = V::splat(12_582_912.0);
+            for g in 0..G {
+                let q = single::<V, WHOLE>(self.q.add(g * self.channels + c), n);
+                let q8 = q.mul(scale).fma(sums.inverse[g], whole);
+                q8.store_low_bytes(to.quads.as_mut_ptr().add(g).cast::<u8>().add(c));
+                sums.middles[g] = q.fma(at_middle, sums.middles[g]);
+                sums.rounded[g] = q8.sub(whole).fma(middle, sums.rounded[g]);
+            }
+        }
+    }
+}
+
+/// n values of a table of f16, from `c` on.
+///
+/// # Safety
+/// The features of `V` are there and the values exist.
+#[inline(always)]
+unsafe fn half<V: Vector, const WHOLE: bool>(table: *const u8, c: usize, n: usize) -> V {
+    // SAFETY: by the contract.
+    unsafe {
+        let at = table.add(2 * c);
+        if WHOLE { V::load_f16(at) } else { V::load_f16_part(at, n) }
+    }
+}
+
+/// n values of f32.
+///
+/// # Safety
+/// The features of `V` are there and the values exist.
+#[inline(always)]
+unsafe fn single<V: Vector, const WHOLE: bool>(at: *const f32, n: usize) -> V {
+    // SAFETY: by the contract.
+    unsafe { if WHOLE { V::load(at) } else { V::load_part(at, n) } }
 }
 
 /// # Safety
