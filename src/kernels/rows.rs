@@ -269,7 +269,7 @@ fn check_rows(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Random;
+    use super::super::testing::{Guarded, Random};
     use super::*;
 
     const CODECS: [RowCodec; 3] = [RowCodec::F32, RowCodec::F16, RowCodec::Int8];
@@ -328,15 +328,14 @@ mod tests {
         n_group: usize,
         n_rows: usize,
     ) {
-        let bytes: Vec<Vec<u8>> = (0..n_rows)
+        let guarded: Vec<Guarded> = (0..n_rows)
             .map(|_| {
-                // Exactly as long as the row, so that a sanitizer sees a read past it.
-                let mut bytes = vec![0; codec.row_bytes(dim)];
-                codec.encode(&random.values(dim), &mut bytes);
-                bytes
+                let mut row = Guarded::new(codec.row_bytes(dim));
+                codec.encode(&random.values(dim), row.bytes_mut());
+                row
             })
             .collect();
-        let rows: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+        let rows: Vec<&[u8]> = guarded.iter().map(Guarded::bytes).collect();
         let stride = n_rows + 3;
         let (q, w) = (random.values(n_group * dim), random.values(n_group * stride));
         let before = random.values(n_group * dim);

@@ -198,7 +198,7 @@ mod x86 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Random;
+    use super::super::testing::{Guarded, Random};
     use super::*;
 
     #[test]
@@ -245,14 +245,16 @@ mod tests {
     #[test]
     fn levels_agree_on_the_sums() {
         let mut random = Random::new(8);
-        let codes: Vec<u8> = (0..100 * 7).map(|_| random.bits() as u8).collect();
+        let mut guarded = Guarded::new(100 * 7);
+        guarded.bytes_mut().fill_with(|| random.bits() as u8);
+        let codes = guarded.bytes();
         let tokens: Vec<u32> = (0..100).rev().collect();
         let w = random.values(5 * 100);
         let mut right = vec![0.0; 5 * 28];
-        coefficients_accumulate_at(Level::SCALAR, &codes, 28, &tokens, &w, 100, 5, &mut right);
+        coefficients_accumulate_at(Level::SCALAR, codes, 28, &tokens, &w, 100, 5, &mut right);
         for level in Level::available() {
             let mut acc = vec![0.0; 5 * 28];
-            coefficients_accumulate_at(level, &codes, 28, &tokens, &w, 100, 5, &mut acc);
+            coefficients_accumulate_at(level, codes, 28, &tokens, &w, 100, 5, &mut acc);
             for (found, right) in acc.iter().zip(&right) {
                 assert!((found - right).abs() < 1e-4, "{level:?}: {found} {right}");
             }
