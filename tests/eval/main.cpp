@@ -32,7 +32,7 @@ Modes
 
 Options
   --tuning           tuning.tsv instead of documents.tsv: what may be tuned on
-  --only NAME        one document
+  --only NAME        one document, or with --needles one haystack
   --forced N         so many teacher-forced tokens instead of the list's
   --methods A,B      these methods only
   --no-needles       documents alone
@@ -160,7 +160,13 @@ bool run_table(const sekv_llama::loaded_model & model, const sekv_model * sekv, 
                 asked.push_back(method);
             }
         }
-        needles = ask_needles(model, sekv, options.places, read_haystacks(options.places), asked, options.n_threads);
+        std::vector<haystack> haystacks;
+        for (haystack & haystack : read_haystacks(options.places)) {
+            if (options.mode != "needles" || options.only.empty() || options.only == haystack.name) {
+                haystacks.push_back(std::move(haystack));
+            }
+        }
+        needles = ask_needles(model, sekv, options.places, haystacks, asked, options.n_threads);
     }
     bool all_hold = true;
     if (!rows.empty()) {

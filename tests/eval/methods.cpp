@@ -62,6 +62,9 @@ std::vector<method> all_methods() {
 
 std::vector<method> named_methods(const std::string & names) {
     std::vector<method> chosen;
+    if (names == "none") {
+        return chosen;
+    }
     const std::vector<method> known = all_methods();
     std::istringstream rest(names);
     std::string name;

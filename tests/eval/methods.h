@@ -19,7 +19,8 @@ struct method {
 // All of them. `full` isn't among them: it is the reference itself.
 std::vector<method> all_methods();
 
-// Those named, in this order; `names` is separated by commas. Throws on an unknown name.
+// Those named, in this order; `names` is separated by commas, `none` is nobody: the full cache
+// alone, to try needles out. Throws on an unknown name.
 std::vector<method> named_methods(const std::string & names);
 
 // 300 in a few channels of every head: keys of real models carry such biases.
