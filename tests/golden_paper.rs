@@ -97,7 +97,7 @@ impl Layer {
             encode(basis, RowCodec::F32, &mut bytes);
             let mut rows = vec![f32::NAN; span.len() * d];
             let shape = BasisShape::of(basis, RowCodec::F32);
-            rebuild(&shape, &bytes, &gates, 0..span.len(), &mut rows).unwrap();
+            rebuild(&shape, &bytes, &gates, 0..span.len(), &mut rows);
             rows
         };
         Stored {
@@ -136,7 +136,8 @@ impl Layer {
         let gate = |&span: &usize| {
             let mean_key = &self.summary(head / self.group(), span).mean_key;
             let norm = projection.norm(head, mean_key);
-            relevance(&folded, mean_key, norm, self.spans[span].len())
+            let product = folded.iter().zip(mean_key).map(|(f, k)| f * k).sum();
+            relevance(product, norm, self.spans[span].len())
         };
         self.compressed().iter().map(gate).collect()
     }

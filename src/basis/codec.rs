@@ -13,7 +13,6 @@
 //! their product is ever needed.
 
 use super::Basis;
-use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
 use half::f16;
 use std::ops::Range;
@@ -52,21 +51,6 @@ impl BasisShape {
         let singular = 4 * self.rank;
         let left = if self.codec == RowCodec::Int8 { 2 * singular } else { singular };
         (singular, left, left + number_bytes(self.codec) * self.tokens * self.rank)
-    }
-
-    fn check(&self, bytes: &[u8]) -> Result<()> {
-        if bytes.len() != self.bytes() {
-            fail!(
-                Format,
-                "a stored basis of {} tokens x {} at rank {} has {} bytes, expected {}",
-                self.tokens,
-                self.dim,
-                self.rank,
-                bytes.len(),
-                self.bytes()
-            );
-        }
-        Ok(())
     }
 }
 
@@ -118,34 +102,19 @@ pub fn encode(basis: &Basis, codec: RowCodec, out: &mut Vec<u8>) {
     }
 }
 
-/// The singular values of a stored basis.
-pub fn singular(shape: &BasisShape, bytes: &[u8]) -> Result<Vec<f32>> {
-    shape.check(bytes)?;
-    Ok(read_f32(&bytes[..shape.offsets().0]).collect())
-}
-
-/// Rebuilds some tokens of a stored basis, U diag(gate s) V^T, into `out` ([tokens][dim]).
+/// Rebuilds some tokens of a stored basis, U diag(gate s) V^T, into `out` ([tokens][dim]); one gate
+/// a direction.
 pub fn rebuild(
     shape: &BasisShape,
     bytes: &[u8],
     gates: &[f32],
     tokens: Range<usize>,
     out: &mut [f32],
-) -> Result<()> {
-    shape.check(bytes)?;
-    let inside = tokens.start <= tokens.end && tokens.end <= shape.tokens;
-    if gates.len() != shape.rank || !inside || out.len() != tokens.len() * shape.dim {
-        fail!(
-            Shape,
-            "tokens {tokens:?} of a basis of {} tokens x {} at rank {} were to be rebuilt with {} \
-             gates into {} numbers",
-            shape.tokens,
-            shape.dim,
-            shape.rank,
-            gates.len(),
-            out.len()
-        );
-    }
+) {
+    assert_eq!(bytes.len(), shape.bytes());
+    assert_eq!(gates.len(), shape.rank);
+    assert!(tokens.start <= tokens.end && tokens.end <= shape.tokens);
+    assert_eq!(out.len(), tokens.len() * shape.dim);
     let (singular_end, left_at, right_at) = shape.offsets();
     let mut factors: Vec<f32> =
         read_f32(&bytes[..singular_end]).zip(gates).map(|(s, g)| s * g).collect();
@@ -157,11 +126,8 @@ pub fn rebuild(
     let left = &bytes[left_at + tokens.start * left_row..left_at + tokens.end * left_row];
     let left = read_numbers(shape.codec, left);
     let right = read_numbers(shape.codec, &bytes[right_at..]);
-    if shape.rank == 0 {
-        out.fill(0.0);
-        return Ok(());
-    }
-    let rows = out.chunks_exact_mut(shape.dim).zip(left.chunks_exact(shape.rank));
+    // A stored basis has at least one direction.
+    let rows = out.chunks_exact_mut(shape.dim).zip(left.chunks_exact(shape.rank.max(1)));
     for (row, coefficients) in rows {
         row.fill(0.0);
         let directions = right.chunks_exact(shape.dim);
@@ -170,7 +136,6 @@ pub fn rebuild(
             row.iter_mut().zip(direction).for_each(|(x, v)| *x += along * v);
         }
     }
-    Ok(())
 }
 
 fn read_f32(bytes: &[u8]) -> impl Iterator<Item = f32> {

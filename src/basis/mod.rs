@@ -5,7 +5,7 @@
 
 mod codec;
 
-pub use codec::{BasisShape, encode, rebuild, singular, token_bytes};
+pub use codec::{BasisShape, encode, rebuild, token_bytes};
 
 use crate::error::{Result, fail};
 use nalgebra::{DMatrix, SymmetricEigen};

@@ -17,12 +17,11 @@ fn rebuilt(basis: &Basis, codec: RowCodec, gates: &[f32]) -> Vec<f32> {
     encode(basis, codec, &mut bytes);
     let shape = BasisShape::of(basis, codec);
     assert_eq!(bytes.len(), shape.bytes());
-    assert_eq!(singular(&shape, &bytes).unwrap(), basis.singular);
     let mut out = vec![f32::NAN; basis.tokens * basis.dim];
-    rebuild(&shape, &bytes, gates, 0..basis.tokens, &mut out).unwrap();
+    rebuild(&shape, &bytes, gates, 0..basis.tokens, &mut out);
     let part = basis.tokens / 3..basis.tokens / 2;
     let mut rows = vec![f32::NAN; part.len() * basis.dim];
-    rebuild(&shape, &bytes, gates, part.clone(), &mut rows).unwrap();
+    rebuild(&shape, &bytes, gates, part.clone(), &mut rows);
     assert_eq!(rows, out[part.start * basis.dim..part.end * basis.dim]);
     out
 }
@@ -116,18 +115,10 @@ fn gates_weigh_directions() {
 }
 
 #[test]
-fn a_basis_of_another_size_is_refused() {
-    let basis = decompose(&pattern(4, 6), 6, 2).unwrap();
-    let shape = BasisShape::of(&basis, RowCodec::F32);
-    let mut bytes = Vec::new();
-    encode(&basis, RowCodec::F32, &mut bytes);
-    let mut out = vec![0.0; 24];
-    assert!(rebuild(&shape, &bytes[1..], &[1.0; 2], 0..4, &mut out).is_err());
-    assert!(rebuild(&shape, &bytes, &[1.0; 3], 0..4, &mut out).is_err());
-    assert!(rebuild(&shape, &bytes, &[1.0; 2], 0..4, &mut out[1..]).is_err());
-    assert!(rebuild(&shape, &bytes, &[1.0; 2], 1..5, &mut out).is_err());
+fn only_whole_rows_have_a_basis() {
     assert!(decompose(&[], 6, 2).is_err());
     assert!(decompose(&[1.0; 7], 6, 2).is_err());
+    assert!(decompose(&[1.0; 12], 6, 0).is_err());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! attend at which weight. Nothing outside this module knows which routing runs.
 
 mod ladder;
+mod paper;
 
 use std::any::Any;
 
@@ -17,6 +18,7 @@ use crate::pool::Team;
 use crate::store::SlowStore;
 
 pub use ladder::LadderTokens;
+pub use paper::PaperTokens;
 
 /// Tokens that the cache still holds whole, by their index in the sequence. Keys are centred
 /// wherever the sequence has a centre.
@@ -238,7 +240,7 @@ pub fn new_sequence(
 ) -> Box<dyn SealedTokens> {
     match params.routing {
         RoutingKind::Ladder => Box::new(LadderTokens::new(model, params, store)),
-        RoutingKind::Paper => Box::new(LadderTokens::new(model, params, store)),
+        RoutingKind::Paper => Box::new(PaperTokens::new(model, params, store)),
     }
 }
 

@@ -51,12 +51,6 @@ pub struct Segmentation {
 }
 
 impl Segmentation {
-    /// Tokens kept whole: anchors, and those of full-resolution spans.
-    pub fn n_resident(&self) -> usize {
-        let whole = self.spans.iter().filter(|span| span.full_resolution);
-        self.anchors.len() + whole.map(Span::len).sum::<usize>()
-    }
-
     /// Spans seen by their summary.
     pub fn compressed(&self) -> impl Iterator<Item = &Span> {
         self.spans.iter().filter(|span| !span.full_resolution)
@@ -108,46 +102,6 @@ pub fn cut(surprisal: &[f32], threshold: f64, rule: &SegmentRule, first: bool) -
     Segmentation { anchors, spans, threshold, unknown }
 }
 
-/// Cuts as [`cut`] does, with at most `max_resident` tokens kept whole, and says how many anchors
-/// that cost.
-///
-/// The reference raises where anchors and whole spans alone exceed the budget. Here the anchors of
-/// lowest surprisal fall back into the spans around them, which is what a higher threshold does;
-/// it is raised as little as will do. The first token of a sequence, and what is shorter than a
-/// span, stay even so.
-pub fn cut_within(
-    surprisal: &[f32],
-    threshold: f64,
-    rule: &SegmentRule,
-    first: bool,
-    max_resident: usize,
-) -> (Segmentation, usize) {
-    let wanted = cut(surprisal, threshold, rule, first);
-    if wanted.n_resident() <= max_resident {
-        return (wanted, 0);
-    }
-    let mut levels: Vec<f64> =
-        wanted.anchors.iter().map(|&anchor| f64::from(surprisal[anchor])).collect();
-    levels.sort_by(f64::total_cmp);
-    levels.dedup();
-    // Residents fall as the threshold rises: joining two spans around an anchor keeps no token
-    // whole that was not. So the least level that fits can be searched for by halves.
-    let mut low = 0;
-    let mut high = levels.len().saturating_sub(1);
-    while low < high {
-        let middle = (low + high) / 2;
-        if cut(surprisal, levels[middle], rule, first).n_resident() <= max_resident {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    let Some(&level) = levels.get(low) else { return (wanted, 0) };
-    let fitted = cut(surprisal, level.max(threshold), rule, first);
-    let demoted = wanted.anchors.len().saturating_sub(fitted.anchors.len());
-    (fitted, demoted)
-}
-
 /// Cuts what lies between two anchors: at long runs of unknown tokens first, then by length.
 fn cut_between(
     start: usize,
@@ -163,7 +117,7 @@ fn cut_between(
         // A shorter run joins what surrounds it: hosts that keep no logits across batches lack
         // one value a batch, and that is no reason to cut.
         if run >= FIXED_SPAN {
-            push_even(known_from, token, rule, spans);
+            divide(known_from, token, rule, spans);
             let size = if rule.span_max == 0 { FIXED_SPAN } else { FIXED_SPAN.min(rule.span_max) };
             let mut at = token;
             while at < token + run {
@@ -175,11 +129,11 @@ fn cut_between(
         }
         token += run.max(1);
     }
-    push_even(known_from, end, rule, spans);
+    divide(known_from, end, rule, spans);
 }
 
-/// Pushes [start, end) as one span, or as the fewest even pieces of at most `span_max` tokens.
-fn push_even(start: usize, end: usize, rule: &SegmentRule, spans: &mut Vec<Span>) {
+/// Adds [start, end) as one span, or as the fewest even pieces of at most `span_max` tokens.
+pub(crate) fn divide(start: usize, end: usize, rule: &SegmentRule, spans: &mut Vec<Span>) {
     let length = end.saturating_sub(start);
     if length == 0 {
         return;

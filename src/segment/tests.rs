@@ -154,28 +154,3 @@ fn one_batch_of_running_moments_is_the_global_rule() {
     let streamed = cut(&surprisal, moments.threshold(rule.alpha), &rule, true);
     assert_eq!(streamed, segment(&surprisal, &rule).unwrap());
 }
-
-#[test]
-fn the_least_surprising_anchors_are_demoted_until_the_residents_fit() {
-    let mut surprisal = vec![0.5; 100];
-    for (token, value) in [(0, 9.0), (20, 5.0), (40, 3.0), (50, 4.0), (60, 3.0)] {
-        surprisal[token] = value;
-    }
-    // Anchors at 0, 20, 40, 50, 60; the spans 41..50 and 51..60 are whole: 5 + 18 residents.
-    let rule = rule(1.0, 16, 0);
-    let within = |max| cut_within(&surprisal, 1.0, &rule, true, max);
-    assert_eq!((within(23).0.n_resident(), within(23).1), (23, 0));
-    assert_eq!((within(22).0.anchors, within(22).1), (vec![0, 20, 50], 2));
-    assert_eq!((within(2).0.anchors, within(2).1), (vec![0, 20], 3));
-    assert_eq!((within(0).0.anchors, within(0).1), (vec![0], 4));
-    assert_covers(&within(0).0, 100);
-}
-
-#[test]
-fn the_first_token_outlives_every_demotion() {
-    let mut surprisal = vec![0.5; 100];
-    surprisal[50] = 9.0;
-    let (segmentation, _) = cut_within(&surprisal, 1.0, &rule(1.0, 16, 0), true, 0);
-    assert_eq!(segmentation.anchors, [0]);
-    assert_covers(&segmentation, 100);
-}

@@ -82,10 +82,10 @@ impl<'a> Projection<'a> {
     }
 }
 
-/// The gate a of a span for one query head, from the folded query, the span's mean key and its
-/// routing norm: sigmoid(folded.k_S / |W k_S| + log|S|).
-pub fn relevance(folded_query: &[f32], mean_key: &[f32], norm: f32, tokens: usize) -> f32 {
-    sigmoid(dot(folded_query, mean_key) / norm.max(SMALLEST_NORM) + (tokens as f32).ln())
+/// The gate a of a span for one query head, from the product of the folded query with the span's
+/// mean key, and the span's routing norm: sigmoid(folded.k_S / |W k_S| + log|S|).
+pub fn relevance(product: f32, norm: f32, tokens: usize) -> f32 {
+    sigmoid(product / norm.max(SMALLEST_NORM) + (tokens as f32).ln())
 }
 
 /// 1 / (1 + e^-x), without an overflow on either side.
@@ -135,7 +135,7 @@ mod tests {
             let routed = projection.project(head, &query);
             let score = dot(&routed, &summary) / norm / (summary_dim as f32).sqrt();
             let expected = sigmoid(score + 20f32.ln());
-            let found = relevance(&projection.fold_query(head, &query), &key, norm, 20);
+            let found = relevance(dot(&projection.fold_query(head, &query), &key), norm, 20);
             assert!((found - expected).abs() < 1e-6, "{found} {expected}");
         }
     }
@@ -145,7 +145,7 @@ mod tests {
         let weights = weights(1, 2, 4);
         let projection = Projection::new(&weights, 1, 2, 4).unwrap();
         let norm = projection.norm(0, &[0.0; 4]);
-        let gate = relevance(&projection.fold_query(0, &[1.0; 4]), &[0.0; 4], norm, 3);
+        let gate = relevance(dot(&projection.fold_query(0, &[1.0; 4]), &[0.0; 4]), norm, 3);
         assert!((gate - 0.75).abs() < 1e-6);
     }
 

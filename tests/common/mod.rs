@@ -131,6 +131,8 @@ pub struct Harness {
     pub key_bias: Vec<f32>,
     /// Changes a layer's random rows before they are used.
     pub adjust: Option<Adjust>,
+    /// Commits give each token a surprisal of exponential distribution, not none.
+    pub surprisal: bool,
     /// Largest difference from the naive output, relative to its largest magnitude.
     pub worst: f32,
     /// The same relative to the largest magnitude of any value: the measure where outputs nearly
@@ -157,6 +159,7 @@ impl Harness {
             key_scale: 1.0,
             key_bias: vec![0.0; shape.key_dim],
             adjust: None,
+            surprisal: false,
             worst: 0.0,
             worst_of_values: 0.0,
             shape,
@@ -223,7 +226,11 @@ impl Harness {
                 }
             }
         }
-        self.context.commit(None)?;
+        let surprisal: Vec<f32> = match self.surprisal {
+            true => (0..n).map(|_| -self.random.uniform().max(1e-7).ln()).collect(),
+            false => Vec::new(),
+        };
+        self.context.commit(self.surprisal.then_some(&surprisal))?;
         self.worst = self.worst.max(worst);
         Ok(worst)
     }

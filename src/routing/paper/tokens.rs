@@ -1,0 +1,484 @@
+//! The sealed tokens of one sequence.
+
+use std::sync::Arc;
+
+use super::attend::{HeadPieces, attend_unit};
+use super::piece::PieceShape;
+use super::route::Router;
+use super::run::runs;
+use super::seal::{Recipe, Source, form_of, seal_piece};
+use super::weights::{Weights, gate_mlp};
+use super::{PaperPlan, Piece, Run, demote};
+use crate::attend::SoftmaxState;
+use crate::error::Result;
+use crate::model::Model;
+use crate::params::Params;
+use crate::pool::Team;
+use crate::routing::{
+    OpenRows, Plan, Queries, RecentQueries, RouteLimits, RoutingReport, SealedBytes, SealedTokens,
+};
+use crate::segment::{Moments, SegmentRule, cut};
+use crate::span::{Span, weights};
+use crate::store::SlowStore;
+
+/// Resident rows that the cache may hold beyond those it needs, because it reserves in steps.
+const RESERVED_ROWS: usize = 16;
+
+pub struct PaperTokens {
+    pub(super) model: Arc<Model>,
+    pub(super) params: Arc<Params>,
+    store: SlowStore,
+    weights: Option<Weights>,
+    pub(super) runs: Vec<Run>,
+    /// `[layer][run]`
+    pub(super) layers: Vec<Vec<Arc<Piece>>>,
+    /// Of the sealed tokens, in nats; NaN where it is unknown.
+    pub(super) surprisal: Vec<f32>,
+    /// Sealed tokens that are anchors, ascending.
+    pub(super) anchors: Vec<u32>,
+    pub(super) demoted: u64,
+}
+
+impl PaperTokens {
+    pub fn new(model: &Arc<Model>, params: &Arc<Params>, store: &SlowStore) -> Self {
+        Self {
+            model: Arc::clone(model),
+            params: Arc::clone(params),
+            store: store.clone(),
+            weights: None,
+            runs: Vec::new(),
+            layers: model.geometry.layers.iter().map(|_| Vec::new()).collect(),
+            surprisal: Vec::new(),
+            anchors: Vec::new(),
+            demoted: 0,
+        }
+    }
+
+    pub(super) fn rule(&self) -> SegmentRule {
+        SegmentRule {
+            alpha: self.params.surprisal_alpha,
+            span_min: self.params.span_min,
+            span_max: self.params.span_max,
+        }
+    }
+
+    pub(super) fn shape(&self, layer: usize, run: &Run) -> PieceShape {
+        let geometry = &self.model.geometry;
+        PieceShape {
+            n_whole: run.n_whole,
+            n_span: run.n_span,
+            n_heads: geometry.layers[layer].n_heads,
+            n_kv_heads: geometry.layers[layer].n_kv_heads,
+            key_dim: geometry.key_dim,
+            value_dim: geometry.value_dim,
+            whole_codec: self.params.resident_codec,
+            mean_codec: self.params.mean_codec,
+        }
+    }
+
+    /// Makes the pieces of runs, `[run][layer]`, in parallel. `first` is the index in the
+    /// sequence of sealed token 0, `surprisal` that of all tokens to be sealed.
+    pub(super) fn make_pieces(
+        &self,
+        team: &Team,
+        rows: &dyn OpenRows,
+        first: usize,
+        runs: &[Run],
+        surprisal: impl Fn(usize) -> f32 + Sync,
+    ) -> Result<Vec<Arc<Piece>>> {
+        let n_layers = self.layers.len();
+        let weights_of = |run: &Run| {
+            let tokens = run.span_first()..run.end();
+            weights(&tokens.map(&surprisal).collect::<Vec<f32>>())
+        };
+        let span_weights: Vec<Vec<f32>> = runs.iter().map(weights_of).collect();
+        let mut made: Vec<Option<Result<Piece>>> = Vec::new();
+        made.resize_with(n_layers * runs.len(), || None);
+        team.for_each_mut(&mut made, |i, out| {
+            let (run, layer) = (i / n_layers, i % n_layers);
+            let source = Source { rows, layer, first: first + runs[run].first };
+            let shape = self.shape(layer, &runs[run]);
+            let make = || {
+                let recipe = self.recipe(layer)?;
+                seal_piece(shape, &span_weights[run], &source, &recipe)
+            };
+            *out = Some(make());
+        });
+        made.into_iter().flatten().map(|piece| piece.map(Arc::new)).collect()
+    }
+
+    fn recipe(&self, layer: usize) -> Result<Recipe<'_>> {
+        let Some(weights) = &self.weights else {
+            crate::error::fail!(Internal, "tokens were to be sealed before there was a layout");
+        };
+        Ok(Recipe {
+            params: &self.params,
+            projection: weights.layer(&self.model.geometry, layer)?.0,
+            gate: gate_mlp(&self.model),
+            store: &self.store,
+        })
+    }
+
+    /// The run that a sealed token belongs to.
+    fn run_of(&self, token: usize) -> usize {
+        self.runs.partition_point(|run| run.end() <= token)
+    }
+
+    /// Encoded key and value of a token that is kept whole.
+    pub(super) fn whole_row(
+        &self,
+        layer: usize,
+        head: usize,
+        token: usize,
+    ) -> Option<(&[u8], &[u8])> {
+        let index = self.run_of(token);
+        let offset = token - self.runs.get(index)?.first;
+        let piece = &self.layers[layer][index];
+        (offset < piece.shape.n_whole)
+            .then(|| (piece.whole_key(head, offset), piece.whole_value(head, offset)))
+    }
+
+    /// Compressed spans, by index into the sealed tokens.
+    pub(super) fn spans(&self) -> impl Iterator<Item = Span> {
+        let compressed = self.runs.iter().filter(|run| run.n_span > 0);
+        compressed.map(|run| Span {
+            start: run.span_first(),
+            end: run.end(),
+            full_resolution: false,
+        })
+    }
+
+    /// Fast-tier bytes of runs, by their sizes alone; without the lists' own.
+    pub(super) fn fast_bytes_of(&self, runs: &[Run]) -> u64 {
+        let mut bytes = 0;
+        for run in runs {
+            for layer in 0..self.layers.len() {
+                bytes += piece_bytes(&self.shape(layer, run), 0).fast();
+            }
+        }
+        bytes
+    }
+
+    /// Bytes of what is kept for every token, besides the pieces.
+    pub(super) fn token_metadata(&self) -> u64 {
+        let runs = self.runs.capacity() * size_of::<Run>();
+        (runs + 4 * (self.surprisal.capacity() + self.anchors.capacity())) as u64
+    }
+}
+
+/// Bytes of one piece.
+fn piece_bytes(shape: &PieceShape, slow: usize) -> SealedBytes {
+    SealedBytes {
+        resident: shape.whole_bytes() as u64,
+        mean: (shape.mean_bytes() + shape.norm_bytes()) as u64,
+        metadata: Piece::metadata_bytes(shape.n_kv_heads) as u64,
+        slow: slow as u64,
+        ..Default::default()
+    }
+}
+
+fn add(sum: &mut SealedBytes, part: SealedBytes, times: u64) {
+    sum.resident += part.resident * times;
+    sum.mean += part.mean * times;
+    sum.metadata += part.metadata * times;
+    sum.slow += part.slow * times;
+}
+
+fn paper_plan(plan: &mut dyn Plan) -> Option<&mut PaperPlan> {
+    plan.as_any().downcast_mut()
+}
+
+impl SealedTokens for PaperTokens {
+    fn has_layout(&self) -> bool {
+        self.weights.is_some()
+    }
+
+    /// There is nothing to learn from the first tokens but their surprisal; the layout point is
+    /// where a threshold begins to mean something.
+    fn lay_out(
+        &mut self,
+        _: &Team,
+        _: &dyn OpenRows,
+        _: usize,
+        _: &dyn RecentQueries,
+    ) -> Result<()> {
+        let weights = Weights::new(&self.model, self.params.seed)?;
+        // So that no route has to fail.
+        for layer in 0..self.layers.len() {
+            weights.layer(&self.model.geometry, layer)?;
+        }
+        self.weights = Some(weights);
+        Ok(())
+    }
+
+    fn centre(&self, _: usize, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    fn n_tokens(&self) -> usize {
+        self.runs.last().map_or(0, Run::end)
+    }
+
+    /// Tokens of unknown surprisal wait, and all behind them, until they are forced. So does a last
+    /// span that is too short to be compressed: what follows may join it.
+    fn sealable(&self, n_open: usize, surprisal: &[f32], force: bool) -> usize {
+        let surprisal = &surprisal[..n_open];
+        let is_first = self.params.n_sinks == 0 && self.runs.is_empty();
+        let unknown = |(i, h): (usize, &f32)| h.is_nan() && !(is_first && i == 0);
+        let ready = match surprisal.iter().enumerate().position(unknown) {
+            Some(first) if !force => first,
+            _ => n_open,
+        };
+        if !self.has_layout() || ready < self.params.block_tokens {
+            return 0;
+        }
+        let mut moments = Moments::new();
+        moments.extend(&self.surprisal);
+        moments.extend(&surprisal[..ready]);
+        let rule = self.rule();
+        let cut = cut(&surprisal[..ready], moments.threshold(rule.alpha), &rule, is_first);
+        match cut.spans.last() {
+            Some(span) if span.full_resolution && span.end == ready => span.start,
+            _ => ready,
+        }
+    }
+
+    fn seal(
+        &mut self,
+        team: &Team,
+        rows: &dyn OpenRows,
+        first: usize,
+        n: usize,
+        surprisal: &[f32],
+    ) -> Result<()> {
+        let mut surprisal = surprisal.to_vec();
+        // Nothing comes before the first token to foresee it by: H_0 = 0.
+        if let Some(h) = surprisal.first_mut().filter(|h| h.is_nan()) {
+            *h = 0.0;
+        }
+        let mut moments = Moments::new();
+        moments.extend(&surprisal);
+        let rule = self.rule();
+        let sealed = self.n_tokens();
+        let new = &surprisal[first..first + n];
+        let cut = cut(new, moments.threshold(rule.alpha), &rule, first == 0);
+        let shift =
+            |span: &Span| Span { start: span.start + sealed, end: span.end + sealed, ..*span };
+        let spans: Vec<Span> = cut.compressed().map(shift).collect();
+        let runs = runs(sealed, sealed + n, &spans);
+
+        self.surprisal.try_reserve(n)?;
+        self.anchors.try_reserve(cut.anchors.len())?;
+        self.runs.try_reserve(runs.len())?;
+        for layer in &mut self.layers {
+            layer.try_reserve(runs.len())?;
+        }
+        let of_token = |token: usize| new[token - sealed];
+        let made = self.make_pieces(team, rows, first - sealed, &runs, of_token)?;
+        let n_layers = self.layers.len();
+        for (i, piece) in made.into_iter().enumerate() {
+            self.layers[i % n_layers].push(piece);
+        }
+        self.runs.extend(runs);
+        self.surprisal.extend_from_slice(new);
+        self.anchors.extend(cut.anchors.iter().map(|&anchor| (sealed + anchor) as u32));
+        Ok(())
+    }
+
+    fn cut_below(&self, n_keep: usize) -> usize {
+        if n_keep >= self.n_tokens() {
+            return self.n_tokens();
+        }
+        self.runs[self.run_of(n_keep)].first
+    }
+
+    fn truncate(&mut self, n_keep: usize) {
+        let n_runs = self.runs.partition_point(|run| run.end() <= n_keep);
+        self.runs.truncate(n_runs);
+        for layer in &mut self.layers {
+            layer.truncate(n_runs);
+        }
+        self.surprisal.truncate(n_keep);
+        let n_anchors = self.anchors.partition_point(|&anchor| (anchor as usize) < n_keep);
+        self.anchors.truncate(n_anchors);
+    }
+
+    fn read(
+        &self,
+        layer: usize,
+        head: usize,
+        first: usize,
+        n: usize,
+        keys: &mut [f32],
+        values: &mut [f32],
+    ) {
+        let (dk, dv) = (self.model.geometry.key_dim, self.model.geometry.value_dim);
+        let end = first + n;
+        for (run, piece) in self.runs.iter().zip(&self.layers[layer]).skip(self.run_of(first)) {
+            if run.first >= end {
+                break;
+            }
+            for token in first.max(run.first)..end.min(run.span_first()) {
+                let (offset, at) = (token - run.first, token - first);
+                let codec = piece.shape.whole_codec;
+                codec.decode(piece.whole_key(head, offset), &mut keys[at * dk..][..dk]);
+                codec.decode(piece.whole_value(head, offset), &mut values[at * dv..][..dv]);
+            }
+            let tokens = first.max(run.span_first())..end.min(run.end());
+            if tokens.start < tokens.end {
+                let (at, len) = (tokens.start - first, tokens.len());
+                let tokens = tokens.start - run.span_first()..tokens.end - run.span_first();
+                let keys = &mut keys[at * dk..(at + len) * dk];
+                let values = &mut values[at * dv..(at + len) * dv];
+                piece.read_span(head, tokens, false, keys, values);
+            }
+        }
+    }
+
+    fn new_plan(&self) -> Box<dyn Plan> {
+        Box::new(PaperPlan::default())
+    }
+
+    fn route(
+        &self,
+        team: &Team,
+        queries: &Queries,
+        _: &[SoftmaxState],
+        limits: RouteLimits,
+        plan: &mut dyn Plan,
+    ) {
+        let Some(plan) = paper_plan(plan) else { return };
+        let pieces = &self.layers[queries.layer][..];
+        let spans = (0..pieces.len()).filter(|&i| pieces[i].shape.n_span > 0);
+        plan.prepare(spans, queries.n_units);
+        let geometry = &self.model.geometry;
+        let Some(Ok((projection, threshold))) =
+            self.weights.as_ref().map(|weights| weights.layer(geometry, queries.layer))
+        else {
+            return;
+        };
+        let (spans, units) = plan.active();
+        let router = Router {
+            pieces,
+            spans,
+            projection,
+            threshold,
+            attention_scale: geometry.attention_scale,
+            fetch_budget: limits.fetch_budget,
+        };
+        team.for_each_mut(units, |i, unit| {
+            router.route(unit, i % queries.n_kv_heads, queries.unit(i), queries.n_group);
+        });
+    }
+
+    fn attend(
+        &self,
+        team: &Team,
+        queries: &Queries,
+        plan: &mut dyn Plan,
+        states: &mut [SoftmaxState],
+    ) {
+        let Some(plan) = paper_plan(plan) else { return };
+        let pieces = &self.layers[queries.layer][..];
+        if pieces.is_empty() {
+            return;
+        }
+        let (spans, units) = plan.active();
+        team.for_each_mut(units, |i, unit| {
+            let sealed = HeadPieces { pieces, spans, head: i % queries.n_kv_heads };
+            attend_unit(unit, sealed, queries.unit(i), queries.n_group);
+        });
+        for (state, unit) in states.iter_mut().zip(units) {
+            state.merge(&unit.scratch.state);
+        }
+    }
+
+    fn review(
+        &mut self,
+        _: &Team,
+        _: &dyn OpenRows,
+        _: usize,
+        _: usize,
+        _: &dyn RecentQueries,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn bytes(&self) -> SealedBytes {
+        let mut bytes = SealedBytes { metadata: self.token_metadata(), ..Default::default() };
+        for piece in self.layers.iter().flatten() {
+            add(&mut bytes, piece_bytes(&piece.shape, piece.slow_bytes()), 1);
+        }
+        bytes
+    }
+
+    /// What surprisal of an exponential distribution gives, whose mean is its sigma: a token is an
+    /// anchor with p = e^-(1 + alpha), gaps between anchors are geometric, so a share
+    /// (1 - p)^l_min (p l_min + 1 - p) of all tokens lies in compressed spans, of mean length
+    /// l_min + (1 - p) / p.
+    fn estimate(&self, n: usize) -> SealedBytes {
+        let p = f64::exp(-1.0 - f64::from(self.params.surprisal_alpha)).max(1e-6);
+        let span_min = self.params.span_min as f64;
+        let share = (1.0 - p).powf(span_min) * (p * span_min + 1.0 - p);
+        let length = (span_min + (1.0 - p) / p).min(self.params.span_max as f64).ceil();
+        let n_span_tokens = (n as f64 * share) as usize;
+        let n_spans = n_span_tokens.div_ceil(length as usize);
+        let mut bytes = SealedBytes { metadata: 4 * n as u64, ..Default::default() };
+        let whole = Run { first: 0, n_whole: n - n_span_tokens, n_span: 0 };
+        let span = Run { first: 0, n_whole: 0, n_span: length as usize };
+        let dims = [self.model.geometry.key_dim, self.model.geometry.value_dim];
+        let rank = span.n_span.min(self.params.rank_max).min(dims[0]).min(dims[1]);
+        let form = form_of(&self.params, span.n_span, rank, dims);
+        let slow_head = super::piece::form_bytes(form, span.n_span, dims[0], dims[1]);
+        for layer in 0..self.layers.len() {
+            let whole = self.shape(layer, &whole);
+            bytes.resident += whole.whole_bytes() as u64;
+            let span = self.shape(layer, &span);
+            add(&mut bytes, piece_bytes(&span, slow_head * span.n_kv_heads), n_spans as u64);
+        }
+        bytes
+    }
+
+    /// Nobody knows their surprisal yet. As things are: the last ones may stay open or whole, the
+    /// others are taken for what [`Self::estimate`] expects. At the least: no anchors, so that all
+    /// but too few for a span are in the longest spans there are.
+    fn bytes_to_seal(&self, n: usize) -> [u64; 2] {
+        if n == 0 {
+            return [0; 2];
+        }
+        let n_open = n.min(self.params.span_min + self.params.block_tokens);
+        let whole = |n: usize| {
+            let run = Run { first: 0, n_whole: n + RESERVED_ROWS, n_span: 0 };
+            let piece = |layer| piece_bytes(&self.shape(layer, &run), 0).fast();
+            // Twice what each list needs: they grow by doubling.
+            2 * (size_of::<Run>() + 8) as u64 * n as u64
+                + (0..self.layers.len()).map(piece).sum::<u64>()
+        };
+        let full = whole(n_open) + self.estimate(n - n_open).fast();
+        let n_spans = n / self.params.span_max.div_ceil(2).max(1) + 1;
+        let span = Run { first: 0, n_whole: 0, n_span: 1 };
+        let spans = vec![span; n_spans];
+        let least = whole(n.min(self.params.span_min)) + self.fast_bytes_of(&spans);
+        [full.max(least), least]
+    }
+
+    fn minimum_bytes(&self) -> u64 {
+        self.token_metadata() + self.fast_bytes_of(&demote::runs_without(self, self.anchors.len()))
+    }
+
+    fn shrink(&mut self, team: &Team, excess: u64) -> Result<u64> {
+        demote::shrink(self, team, excess)
+    }
+
+    fn report(&self) -> RoutingReport {
+        let mut report = RoutingReport { demoted_anchors: self.demoted, ..Default::default() };
+        report.tokens_without_surprisal =
+            self.surprisal.iter().filter(|h| h.is_nan()).count() as u64;
+        for span in self.spans() {
+            report.spans += 1;
+            let last = report.span_lengths.len() - 1;
+            report.span_lengths[(span.len().ilog2() as usize).min(last)] += 1;
+        }
+        report
+    }
+}
