@@ -102,7 +102,7 @@ pub fn encode(basis: &Basis, codec: RowCodec, out: &mut Vec<u8>) {
     }
 }
 
-/// Rebuilds some tokens of a stored basis, U diag(gate s) V^T, into `out` ([tokens][dim]); one gate
+/// Rebuilds some tokens of a stored basis, U diag(gate s) V^T, into `out` (`[tokens][dim]`); one gate
 /// a direction.
 pub fn rebuild(
     shape: &BasisShape,

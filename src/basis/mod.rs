@@ -16,11 +16,11 @@ pub struct Basis {
     pub tokens: usize,
     pub dim: usize,
     pub rank: usize,
-    /// U, [tokens][rank].
+    /// U, `[tokens][rank]`.
     pub left: Vec<f32>,
-    /// s, [rank], falling.
+    /// s, `[rank]`, falling.
     pub singular: Vec<f32>,
-    /// V^T, [rank][dim].
+    /// V^T, `[rank][dim]`.
     pub right: Vec<f32>,
     /// |A - U diag(s) V^T| / |A| in the Frobenius norm at ranks 1 to `rank`, before any codec; 0
     /// for A = 0.
@@ -49,7 +49,7 @@ impl Basis {
     }
 }
 
-/// Decomposes `rows` ([tokens][dim]) to rank min(tokens, dim, r_max).
+/// Decomposes `rows` (`[tokens][dim]`) to rank min(tokens, dim, r_max).
 ///
 /// By the Gram matrix of the smaller side and its symmetric eigen-decomposition, in f64: squaring
 /// costs half of the digits, and half of f64's is still f32's.

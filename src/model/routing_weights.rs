@@ -22,7 +22,7 @@ pub struct RoutingWeights {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerRouting {
-    /// W: [query head][d'][d_k], row-major.
+    /// W: `[query head][d'][d_k]`, row-major.
     pub projection: Vec<f32>,
     /// tau: [query head], each in 0..=1.
     pub threshold: Vec<f32>,
@@ -45,9 +45,9 @@ pub struct Linear {
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// [rows][cols], row-major.
+    /// `[rows][cols]`, row-major.
     pub weight: Vec<f32>,
-    /// [rows].
+    /// `[rows]`.
     pub bias: Vec<f32>,
 }
 

@@ -26,7 +26,7 @@ pub struct Projection<'a> {
 }
 
 impl<'a> Projection<'a> {
-    /// `weights` is [n_heads][summary_dim][key_dim].
+    /// `weights` is `[n_heads][summary_dim][key_dim]`.
     pub fn new(
         weights: &'a [f32],
         n_heads: usize,
@@ -58,7 +58,7 @@ impl<'a> Projection<'a> {
         self.weights[head * size..(head + 1) * size].chunks_exact(self.key_dim)
     }
 
-    /// W x of one query head, [summary_dim]: q' of a query, or K_S up to its length.
+    /// W x of one query head, `[summary_dim]`: q' of a query, or K_S up to its length.
     pub fn project(&self, head: usize, x: &[f32]) -> Vec<f32> {
         self.rows(head).map(|row| dot(row, x)).collect()
     }
@@ -68,7 +68,7 @@ impl<'a> Projection<'a> {
         self.rows(head).map(|row| f64::from(dot(row, mean_key)).powi(2)).sum::<f64>().sqrt() as f32
     }
 
-    /// W^T W q / sqrt(d') of one query head, [key_dim]: once a query, whatever the spans.
+    /// W^T W q / sqrt(d') of one query head, `[key_dim]`: once a query, whatever the spans.
     pub fn fold_query(&self, head: usize, query: &[f32]) -> Vec<f32> {
         let scale = 1.0 / (self.summary_dim as f32).sqrt();
         let mut folded = vec![0f32; self.key_dim];
@@ -117,7 +117,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// [n_heads][summary_dim][key_dim], no two rows alike.
+    /// `[n_heads][summary_dim][key_dim]`, no two rows alike.
     fn weights(n_heads: usize, summary_dim: usize, key_dim: usize) -> Vec<f32> {
         (0..n_heads * summary_dim * key_dim).map(|i| (i as f32 * 1.7).sin()).collect()
     }
