@@ -8,6 +8,8 @@ fetch := ffi_examples/llama_cpp/fetch.sh
 cargo := cargo
 # Warnings in the documentation are errors.
 rustdoc := RUSTDOCFLAGS="-D warnings"
+# Programs look for the library by its soname (build.rs).
+soname := libsekv.so.$(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\)\..*/\1/p' Cargo.toml | head -n 1)
 
 .DEFAULT_GOAL := help
 .PHONY: help build host demo test eval bench tables lint lint-format lint-clippy lint-docs \
@@ -41,6 +43,7 @@ lint: lint-format lint-clippy lint-docs lint-header ## formatting, clippy, docum
 build: ## the library: target/release/libsekv.so and libsekv.a
 	@.ci/tools.sh build
 	$(cargo) build --release --locked
+	@ln -sf libsekv.so target/release/$(soname)
 
 host: build ## llama.cpp and the programs on it: build/examples/sekv-llama and sekv-eval
 	@.ci/tools.sh host
