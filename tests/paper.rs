@@ -5,9 +5,10 @@
 
 mod common;
 
-use common::{Harness, Shape, raw_params};
+use common::{Adjust, Harness, Shape, raw_params};
 use sekv::cache::estimate;
 use sekv::kernels::RowCodec;
+use sekv::model::{LayerGeometry, RopeKind};
 use sekv::params::{BasisCodec, FastBudget, Params, Prefill, RoutingKind};
 
 /// Coarse rows of zoomed spans and f32 factors.
@@ -183,5 +184,98 @@ fn an_estimate_is_near_what_exponential_surprisal_takes() {
     {
         let ratio = found as f64 / expected as f64;
         assert!((0.8..1.25).contains(&ratio), "{what}: {found} {expected}");
+    }
+}
+
+/// Keys and values in a plane: what a basis of rank 2 holds.
+fn in_a_plane(k: &mut [f32], v: &mut [f32], _: &mut [f32], key_dim: usize, value_dim: usize) {
+    for (rows, dim) in [(k, key_dim), (v, value_dim)] {
+        for row in rows.chunks_mut(dim) {
+            let (a, b) = (row[0], row[1]);
+            for (i, x) in row.iter_mut().enumerate() {
+                *x = a * (i as f32).sin() + b * (i as f32 * 0.7).cos();
+            }
+        }
+    }
+}
+
+#[test]
+fn low_rank_spans_take_less_than_rows_and_rebuild_their_tokens() {
+    let mut slow = Vec::new();
+    for (basis_codec, low_rank_error) in [
+        (BasisCodec::Rows(RowCodec::Int8), 0.0),
+        (BasisCodec::LowRank(RowCodec::F16), 0.0),
+        (BasisCodec::LowRank(RowCodec::Int8), 0.0),
+        (BasisCodec::LowRank(RowCodec::Int8), 1e-3),
+    ] {
+        let params = Params { basis_codec, low_rank_error, rank_max: 8, ..paper_params() };
+        let mut harness = Harness::new(Shape::uniform(2, 6, 2, 64), params, 10);
+        harness.adjust = Some(in_a_plane);
+        // Without surprisal: spans of 64.
+        for n in [513, 1] {
+            harness.pass(n);
+        }
+        assert!(harness.worst_of_values < 0.01, "{basis_codec:?}: {}", harness.worst_of_values);
+        slow.push(harness.context.statistics().memory.slow);
+    }
+    assert!(slow.windows(2).all(|pair| pair[1] < pair[0]), "{slow:?}");
+}
+
+#[test]
+fn shapes_of_every_kind() {
+    for (i, dim) in [64, 72, 80, 88, 96, 100, 112, 128, 192, 256].into_iter().enumerate() {
+        let group = [1, 2, 3, 5, 6, 7, 8, 16][i % 8];
+        let shape = Shape {
+            layers: vec![
+                LayerGeometry { n_heads: 2 * group, n_kv_heads: 2 },
+                LayerGeometry { n_heads: group, n_kv_heads: 1 },
+            ],
+            key_dim: dim,
+            value_dim: if i % 2 == 0 { dim } else { dim / 2 + 3 },
+            rope: RopeKind::Neox,
+        };
+        let mut harness = Harness::new(shape, paper_params(), i as u64);
+        harness.surprisal = true;
+        for n in [33, 1, 18, 1] {
+            assert!(harness.pass(n) < ZOOMED, "dim {dim} group {group}: {}", harness.worst);
+        }
+    }
+}
+
+#[test]
+fn degenerate_rows_stay_finite() {
+    let zero: Adjust = |k, v, _, _, _| {
+        k.fill(0.0);
+        v.fill(0.0);
+    };
+    let same: Adjust = |k, v, _, key_dim, value_dim| {
+        k.chunks_mut(key_dim).for_each(|row| row.fill(1.5));
+        v.chunks_mut(value_dim).for_each(|row| row.fill(-2.5));
+    };
+    let large: Adjust = |k, _, _, key_dim, _| {
+        k.chunks_mut(key_dim).for_each(|row| row[3] *= 10_000.0);
+    };
+    let tiny: Adjust = |k, v, _, _, _| {
+        k.iter_mut().chain(v).for_each(|x| *x *= 1e-39);
+    };
+    for (adjust, bound) in [(zero, 0.0), (same, ZOOMED), (large, 0.02), (tiny, 0.01)] {
+        let mut harness = harness(paper_params(), 11);
+        harness.adjust = Some(adjust);
+        for n in [120, 1, 1] {
+            let worst = harness.pass(n);
+            assert!(worst <= bound, "{n}: {worst}");
+        }
+        assert!(harness.context.take_events().is_empty());
+    }
+}
+
+#[test]
+fn several_sequences_keep_their_own_spans() {
+    let mut harness = harness(paper_params(), 12);
+    for round in 0..20 {
+        let n = 1 + harness.random.below(30);
+        let members: Vec<Vec<i32>> = (0..n).map(|_| vec![harness.random.below(3) as i32]).collect();
+        let worst = harness.pass_of(&members).unwrap();
+        assert!(worst < ZOOMED, "round {round}: {worst}");
     }
 }

@@ -16,6 +16,7 @@ mod plan;
 mod route;
 mod run;
 mod seal;
+mod sizes;
 mod tokens;
 mod weights;
 
