@@ -6,6 +6,7 @@
 pub mod attend;
 pub mod basis;
 pub mod cache;
+pub mod capi;
 pub mod error;
 pub mod kernels;
 pub mod model;

@@ -214,6 +214,11 @@ impl Context {
         self.pass = Some(pass);
     }
 
+    /// Tokens of the running pass.
+    pub fn pass_tokens(&self) -> Option<usize> {
+        self.pass.as_ref().map(|pass| pass.n_tokens)
+    }
+
     /// A layer's keys and values of the pass.
     pub fn ingest(&mut self, layer: usize, k: &View, v: &View) -> Result<()> {
         let Some(pass) = &mut self.pass else {

@@ -52,6 +52,8 @@ pub struct Statistics {
     pub n_tokens: u64,
     pub n_resident: u64,
     pub n_sealed: u64,
+    /// Tokens whose surprisal is known.
+    pub n_surprisal: u64,
     /// Summed over sequences; `dense_layers` of the first sequence that has tokens.
     pub report: RoutingReport,
 }
@@ -64,24 +66,34 @@ impl Context {
             all.memory.add(sealed, sequence.residents.bytes(), sequence.metadata_bytes());
             all.n_tokens += sequence.n_tokens() as u64;
             all.n_sealed += sequence.sealed.n_tokens() as u64;
-            let report = sequence.sealed.report();
-            if all.report.dense_layers.is_empty() {
-                all.report.dense_layers = report.dense_layers;
-            }
-            all.report.layout_without_queries |= report.layout_without_queries;
-            all.report.spans += report.spans;
-            all.report.tokens_without_surprisal += report.tokens_without_surprisal;
-            all.report.demoted_anchors += report.demoted_anchors;
-            all.report.repacked_blocks += report.repacked_blocks;
-            for (sum, n) in all.report.span_lengths.iter_mut().zip(report.span_lengths) {
-                *sum += n;
-            }
+            all.n_surprisal += sequence.surprisal.iter().filter(|s| !s.is_nan()).count() as u64;
         }
+        all.report = self.report();
         all.n_resident = all.n_tokens - all.n_sealed;
         all.memory.slow = self.store.bytes();
         all.memory.scratch = self.scratch_bytes();
         let token = Residents::bytes_a_token(&self.model.geometry, RowCodec::F16);
         all.memory.full_f16 = all.n_tokens * token;
+        all
+    }
+
+    /// What the routing did, summed over sequences.
+    pub fn report(&self) -> RoutingReport {
+        let mut all = RoutingReport::default();
+        for sequence in self.sequences.iter().flatten() {
+            let report = sequence.sealed.report();
+            if all.dense_layers.is_empty() {
+                all.dense_layers = report.dense_layers;
+            }
+            all.layout_without_queries |= report.layout_without_queries;
+            all.spans += report.spans;
+            all.tokens_without_surprisal += report.tokens_without_surprisal;
+            all.demoted_anchors += report.demoted_anchors;
+            all.repacked_blocks += report.repacked_blocks;
+            for (sum, n) in all.span_lengths.iter_mut().zip(report.span_lengths) {
+                *sum += n;
+            }
+        }
         all
     }
 }
