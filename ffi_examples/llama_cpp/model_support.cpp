@@ -39,6 +39,10 @@ std::string tensor_named(const std::string & gguf_path, const char * part) {
 
 }  // namespace
 
+float metadata_attention_scale(const llama_model * model) {
+    return static_cast<float>(std::atof(metadata(model, metadata(model, "general.architecture") + ".attention.scale").c_str()));
+}
+
 std::string unsupported_model(const llama_model * model, const std::string & gguf_path) {
     const std::string architecture = metadata(model, "general.architecture");
     const std::string attention = architecture + ".attention.";

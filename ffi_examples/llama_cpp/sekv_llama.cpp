@@ -46,6 +46,7 @@ std::unique_ptr<cache> cache::create(const llama_model * model, const std::strin
     made->llama_model_ = model;
     made->params_ = params;
     made->n_layer_ = llama_model_n_layer(model);
+    made->metadata_scale_ = metadata_attention_scale(model);
     return made;
 }
 
@@ -251,33 +252,30 @@ void cache::open_pass(const attention_call & call) {
     n_pass_tokens_ = call.n_tok;
 }
 
+// libsekv takes the scale of scores from the model's metadata and architecture, as llama.cpp does.
+// Where the graph has another than those rules can give, the two would answer differently.
+void cache::check_scale(const attention_call & call) {
+    const float root = 1.0f / std::sqrt(static_cast<float>(call.q.n_elem));
+    const std::vector<float> known = metadata_scale_ > 0.0f ? std::vector<float>{metadata_scale_} : std::vector<float>{root, 1.0f};
+    const bool expected = std::any_of(known.begin(), known.end(), [&](float scale) { return std::fabs(call.scale / scale - 1.0f) < 1e-5f; });
+    if (!expected) {
+        fail(SEKV_ERR_UNSUPPORTED, "the graph multiplies scores by " + std::to_string(call.scale) + "; " +
+             std::to_string(known[0]) + " was expected");
+    }
+}
+
 void cache::on_attention(const attention_call & call) {
     if (status_ == SEKV_OK && !pass_open_) {
-        open_pass(call);
+        check_scale(call);
+        if (status_ == SEKV_OK) {
+            open_pass(call);
+        }
     }
     if (status_ == SEKV_OK) {
         take_status(sekv_prefill_ingest(context_, call.layer, &call.k, &call.v));
     }
     if (status_ == SEKV_OK) {
-        sekv_view q = call.q;
-        const float library_scale = 1.0f / std::sqrt(static_cast<float>(q.n_elem));
-        const float factor = call.scale / library_scale;
-        if (std::fabs(factor - 1.0f) > 1e-6f) {
-            // Some architectures scale otherwise; the query carries the difference.
-            scaled_q_.resize(static_cast<size_t>(q.n_elem) * q.n_head * q.n_tok);
-            float * to = scaled_q_.data();
-            for (int32_t token = 0; token < q.n_tok; token++) {
-                for (int32_t head = 0; head < q.n_head; head++) {
-                    const char * row = static_cast<char *>(q.data) + token * q.stride_tok + head * q.stride_head;
-                    const float * from = reinterpret_cast<const float *>(row);
-                    to = std::transform(from, from + q.n_elem, to, [factor](float x) { return x * factor; });
-                }
-            }
-            q.data = scaled_q_.data();
-            q.stride_head = q.n_elem * sizeof(float);
-            q.stride_tok = q.stride_head * q.n_head;
-        }
-        take_status(sekv_attend(context_, call.layer, &q, nullptr, &call.out));
+        take_status(sekv_attend(context_, call.layer, &call.q, nullptr, &call.out));
     }
     end_of_layer(call.layer, status_ == SEKV_OK ? nullptr : &call.out);
 }

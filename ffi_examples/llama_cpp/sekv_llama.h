@@ -35,6 +35,9 @@ sekv_params default_params();
 // Empty, or the one sentence that says why libsekv can't serve this model.
 std::string unsupported_model(const llama_model * model, const std::string & gguf_path);
 
+// What the model's metadata says that scores are multiplied by; 0 where it leaves that to the architecture.
+float metadata_attention_scale(const llama_model * model);
+
 class cache : public graph_tap {
 public:
     // nullptr when the model can't be served or libsekv refuses the params; `why` is then one sentence.
@@ -88,6 +91,7 @@ private:
     };
 
     void read_batch(const llama_batch & batch);
+    void check_scale(const attention_call & call);
     void open_pass(const attention_call & call);
     void end_of_layer(int32_t layer, const sekv_view * out);
     void roll_back(llama_context * context);
@@ -101,6 +105,7 @@ private:
     sekv_context * context_ = nullptr;
     sekv_params params_ = {};
     int32_t n_layer_ = 0;
+    float metadata_scale_ = 0.0f;
 
     running_batch running_;
     bool pass_open_ = false;
@@ -108,7 +113,6 @@ private:
     bool decoding_ = false;
     sekv_status status_ = SEKV_OK;             // of the running decode: the first error
     std::string error_;
-    std::vector<float> scaled_q_;
 
     bool feed_surprisal_ = false;
     std::map<int32_t, std::vector<float>> last_logits_;  // by sequence: the logits after its newest token
