@@ -1,0 +1,587 @@
+//! Speed of one layer's attention at Llama-3-8B's geometry (32 query heads, 8 KV heads, d = 128),
+//! against a dense f16 attention, against llama.cpp's own, and against what the machine's memory
+//! and arithmetic allow. Prints a table and writes `target/bench.json`.
+//!
+//!     cargo bench                      everything, a few minutes
+//!     cargo bench -- --quick           8K only, fewer rounds
+//!     cargo bench -- --threads 4 --rounds 9
+//!     cargo bench -- --profile 32768   attends for ten seconds and nothing else, for perf
+//!
+//! The runner is our own: what counts here is how the rivals compare, on machines that are never
+//! quiet, so they take turns within one run (`rounds.rs`). criterion and divan measure one
+//! function after the other, and an hour's noise would land on one of them.
+
+mod dense;
+mod floor;
+mod generator;
+mod llama;
+mod memory;
+mod rounds;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use sekv::cache::{BatchToken, Context};
+use sekv::kernels::SketchShape;
+use sekv::model::{Model, ModelParams, RopeKind};
+use sekv::params::{DenseLayers, Params};
+use sekv::pool::Pool;
+use sekv::tensor::{Dtype, View};
+use serde_json::{Value, json};
+
+use dense::Dense;
+use floor::{Rates, Reading, Step};
+use generator::{DIM, Generator, Kind, N_HEADS, N_KV_HEADS};
+use llama::{CacheType, Llama, LlamaCache};
+use rounds::{Samples, Work, alternate, seconds};
+
+/// Of keys, values and queries.
+const SEED: u64 = 20_251_130;
+/// Tokens a pass brings while a context is filled.
+const CHUNK: usize = 2048;
+const PREFILL_CHUNK: usize = 512;
+/// Queries that take turns.
+const N_QUERIES: usize = 16;
+const ROW: usize = N_KV_HEADS * DIM;
+/// `compact`, the default at d = 128.
+const SKETCH: SketchShape = SketchShape { n4: 16, n2: 32 };
+
+struct Options {
+    quick: bool,
+    /// Tokens.
+    profile: Option<usize>,
+    n_threads: usize,
+    n_rounds: usize,
+    decode: Vec<usize>,
+    prefill: Vec<usize>,
+}
+
+impl Options {
+    fn from_arguments() -> Self {
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        let has = |name: &str| arguments.iter().any(|a| a == name);
+        let number = |name: &str, default: usize| {
+            let at = arguments.iter().position(|a| a == name);
+            at.map_or(default, |i| {
+                arguments.get(i + 1).and_then(|n| n.parse().ok()).unwrap_or_else(|| {
+                    eprintln!("{name} wants a number");
+                    std::process::exit(2)
+                })
+            })
+        };
+        let quick = has("--quick");
+        let profile = has("--profile").then(|| number("--profile", 0).max(CHUNK));
+        if let Some(n_tokens) = profile {
+            let n_threads = number("--threads", 2).max(1);
+            let (decode, prefill) = (vec![n_tokens], Vec::new());
+            return Self { quick, profile, n_threads, n_rounds: 0, decode, prefill };
+        }
+        Self {
+            quick,
+            profile,
+            n_threads: number("--threads", 2).max(1),
+            n_rounds: number("--rounds", if quick { 5 } else { 9 }).max(1),
+            decode: if quick { vec![8 << 10] } else { vec![8 << 10, 32 << 10, 128 << 10] },
+            prefill: if quick { vec![4 << 10] } else { vec![4 << 10, 8 << 10] },
+        }
+    }
+}
+
+/// One line of the table and of the file.
+struct Row {
+    name: String,
+    n_ctx: usize,
+    samples: Samples,
+    /// How many times faster than llama.cpp's attention with an f16 cache.
+    vs_ggml: Option<f64>,
+    vs_dense: Option<f64>,
+    /// The least possible time over the time taken.
+    of_floor: Option<f64>,
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name,
+            "n_ctx": self.n_ctx,
+            "median_s": self.samples.median(),
+            "spread": self.samples.spread(),
+            "ratio_vs_ggml": self.vs_ggml,
+            "ratio_vs_dense": self.vs_dense,
+            "fraction_of_floor": self.of_floor,
+        })
+    }
+
+    fn print(&self) {
+        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.2}"));
+        println!(
+            "| {} | {} | {:.3} | {:.0} % | {} | {} | {} |",
+            self.name,
+            self.n_ctx,
+            self.samples.median() * 1e3,
+            self.samples.spread() * 100.0,
+            number(self.vs_ggml),
+            number(self.vs_dense),
+            number(self.of_floor),
+        );
+    }
+}
+
+/// All rivals' caches of the same tokens.
+struct Rivals {
+    generator: Generator,
+    context: Context,
+    dense: Dense,
+    llama: Vec<(CacheType, LlamaCache)>,
+    n_threads: usize,
+    /// Tokens written to the rivals' caches, and committed to the context.
+    n_written: usize,
+    n_committed: usize,
+    pool: Pool,
+    /// Seconds of each full chunk: commit (it seals), and a copy of as many bytes of f16.
+    seal: Samples,
+    copy: Samples,
+}
+
+impl Rivals {
+    fn new(kind: Kind, llama: Option<&Arc<Llama>>, options: &Options, types: &[CacheType]) -> Self {
+        let capacity = *options.decode.iter().max().expect("there is a size") + CHUNK;
+        let params = Params {
+            n_threads: options.n_threads,
+            // A model of one layer could have no sparse one.
+            dense: DenseLayers::None,
+            ..Params::default()
+        };
+        let cache = |llama| {
+            let new = |&t: &CacheType| (t, LlamaCache::new(llama, t, ROW, capacity));
+            types.iter().map(new).collect()
+        };
+        Self {
+            generator: Generator::new(kind, SEED, capacity),
+            context: Context::new(model(), params).expect("the default parameters are valid"),
+            dense: Dense::new(N_KV_HEADS, capacity),
+            llama: llama.map_or(Vec::new(), cache),
+            n_threads: options.n_threads,
+            n_written: 0,
+            n_committed: 0,
+            pool: Pool::new(options.n_threads).expect("threads start"),
+            seal: Samples::default(),
+            copy: Samples::default(),
+        }
+    }
+
+    fn rows(&self, first: usize, n: usize) -> (Vec<f16>, Vec<f16>) {
+        let mut keys = vec![f16::ZERO; n * ROW];
+        let mut values = keys.clone();
+        self.generator.rows(first, &mut keys, &mut values, self.n_threads);
+        (keys, values)
+    }
+
+    /// Fills the caches: the rivals' with `n_tokens`, the context with `n_open` fewer, which a
+    /// pass will bring.
+    fn fill(&mut self, n_tokens: usize, n_open: usize) {
+        let mut wide = (Vec::new(), Vec::new());
+        while self.n_written < n_tokens {
+            let n = (n_tokens - self.n_written).min(CHUNK);
+            let (keys, values) = self.rows(self.n_written, n);
+            self.dense.write(self.n_written, &keys, &values);
+            wide.0.resize(keys.len(), 0.0);
+            wide.1.resize(keys.len(), 0.0);
+            keys.convert_to_f32_slice(&mut wide.0);
+            values.convert_to_f32_slice(&mut wide.1);
+            for (_, cache) in &mut self.llama {
+                cache.write(self.n_written, &wide.0, &wide.1);
+            }
+            self.n_written += n;
+        }
+        while self.n_committed < n_tokens - n_open {
+            let n = (n_tokens - n_open - self.n_committed).min(CHUNK);
+            let (mut keys, mut values) = self.rows(self.n_committed, n);
+            begin(&mut self.context, self.n_committed, n);
+            ingest(&mut self.context, &mut keys, &mut values);
+            let mut q: Vec<f32> =
+                (0..n).flat_map(|t| self.generator.query(self.n_committed + t, 0)).collect();
+            self.context.observe(0, &view(&mut q, N_HEADS)).expect("observe");
+            let seal = seconds(|| self.context.commit(None).expect("commit"));
+            if n == CHUNK && self.n_committed > CHUNK {
+                let mut copies = (vec![f16::ZERO; keys.len()], vec![f16::ZERO; keys.len()]);
+                copies.0.fill(f16::ONE);
+                copies.1.fill(f16::ONE);
+                self.seal.0.push(seal);
+                self.copy.0.push(
+                    floor::copy(&mut self.pool, &keys, &mut copies.0)
+                        + floor::copy(&mut self.pool, &values, &mut copies.1),
+                );
+            }
+            self.n_committed += n;
+        }
+    }
+}
+
+fn model() -> Arc<Model> {
+    let params = ModelParams {
+        n_layer: 1,
+        n_head: N_HEADS,
+        n_head_kv: N_KV_HEADS,
+        head_dim_k: DIM,
+        head_dim_v: DIM,
+        rope: RopeKind::Neox,
+        n_head_per_layer: Some(vec![N_HEADS]),
+        n_head_kv_per_layer: Some(vec![N_KV_HEADS]),
+        ..ModelParams::default()
+    };
+    Arc::new(Model::from_params(&params).expect("the geometry is valid"))
+}
+
+/// A view of rows `[token][head][dim]`.
+fn view<T: Element>(data: &mut [T], n_heads: usize) -> View {
+    let n_tokens = data.len() / (n_heads * DIM);
+    let size = size_of::<T>();
+    // SAFETY: the rows are within `data`, which the callers keep alive over the call.
+    unsafe {
+        View::new(
+            data.as_mut_ptr().cast(),
+            T::DTYPE,
+            [DIM, n_heads, n_tokens],
+            [DIM * size, n_heads * DIM * size],
+        )
+    }
+}
+
+trait Element {
+    const DTYPE: Dtype;
+}
+
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+}
+
+impl Element for f16 {
+    const DTYPE: Dtype = Dtype::F16;
+}
+
+fn begin(context: &mut Context, first: usize, n: usize) {
+    let batch: Vec<BatchToken> = (first..first + n)
+        .map(|position| BatchToken { position: position as i32, sequences: &[0] })
+        .collect();
+    context.begin(&batch).expect("begin");
+}
+
+fn ingest(context: &mut Context, keys: &mut [f16], values: &mut [f16]) {
+    context.ingest(0, &view(keys, N_KV_HEADS), &view(values, N_KV_HEADS)).expect("ingest");
+}
+
+/// Times an attend of the tokens that `fill` left open; the pass is taken back.
+struct Pass<'a> {
+    context: &'a mut Context,
+    first: usize,
+    keys: Vec<f16>,
+    values: Vec<f16>,
+    out: Vec<f32>,
+}
+
+impl Pass<'_> {
+    /// Seconds of the attend, and of the whole pass.
+    fn run(&mut self, q: &mut [f32]) -> (f64, f64) {
+        let mut attend = 0.0;
+        let pass = seconds(|| {
+            begin(self.context, self.first, self.keys.len() / ROW);
+            ingest(self.context, &mut self.keys, &mut self.values);
+            let (q, out) = (view(q, N_HEADS), view(&mut self.out, N_HEADS));
+            attend = seconds(|| self.context.attend(0, &q, None, &out).expect("attend"));
+            self.context.abort().expect("abort");
+        });
+        (attend, pass)
+    }
+}
+
+/// Largest difference of two outputs, over the largest magnitude of the right one.
+fn difference(found: &[f32], right: &[f32]) -> f32 {
+    let largest = right.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    found.iter().zip(right).fold(0.0f32, |m, (f, r)| m.max((f - r).abs())) / largest
+}
+
+/// Says what the generated attention looks like: what a reader needs to judge the numbers by.
+fn describe(dense: &Dense, queries: &[Vec<f32>], n_tokens: usize) {
+    let (mut sink, mut near, mut large, mut deviation) = (0.0, 0.0, 0.0, 0.0);
+    let n = (N_HEADS * 2) as f64;
+    for q in &queries[..2] {
+        for (h, q) in q.chunks(DIM).enumerate() {
+            let scores = dense.scores(h / dense::GROUP, q, n_tokens);
+            let top = scores.iter().fold(f32::MIN, |m, &s| m.max(s));
+            let weights: Vec<f64> = scores.iter().map(|s| f64::from(s - top).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            sink += weights[..4].iter().sum::<f64>() / sum / n;
+            near += weights[n_tokens - 128..].iter().sum::<f64>() / sum / n;
+            let epsilon = 1.5e-4 * 4096.0 / n_tokens as f64;
+            let far = &weights[4..n_tokens - 128];
+            large += far.iter().filter(|&&w| w / sum > epsilon).count() as f64 / n;
+            let far = &scores[4..n_tokens - 128];
+            let mean = far.iter().sum::<f32>() / far.len() as f32;
+            let variance = far.iter().map(|s| (s - mean).powi(2)).sum::<f32>() / far.len() as f32;
+            deviation += f64::from(variance.sqrt()) / n;
+        }
+    }
+    println!(
+        "  attention: {:.0} % on the first 4 tokens, {:.0} % on the last 128, {large:.0} others \
+         above epsilon a query head, scores deviate by {deviation:.2}",
+        sink * 100.0,
+        near * 100.0
+    );
+}
+
+/// One token's attention: everything against everything.
+fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) -> Vec<Row> {
+    rivals.fill(n_tokens, 1);
+    let queries: Vec<Vec<f32>> =
+        (0..N_QUERIES).map(|i| rivals.generator.query(n_tokens - 1, i)).collect();
+    println!("\n{n_tokens} tokens, one query{label}");
+    describe(&rivals.dense, &queries, n_tokens);
+    let (keys, values) = rivals.rows(n_tokens - 1, 1);
+    let n_threads = rivals.n_threads;
+    let Rivals { context, dense, llama, pool, .. } = rivals;
+
+    // What a step chooses, and how far the answers are from the dense one.
+    let out = vec![0.0; N_HEADS * DIM];
+    let mut pass = Pass { context, first: n_tokens - 1, keys, values, out };
+    let before = pass.context.statistics();
+    let (mut worst, mut mean, mut llama_worst) = (0.0f32, 0.0, 0.0f32);
+    for q in &queries {
+        pass.run(&mut q.clone());
+        let mut right = vec![0.0; N_HEADS * DIM];
+        dense.attend(pool, q, n_tokens, &mut right);
+        let error = difference(&pass.out, &right);
+        worst = worst.max(error);
+        mean += error / N_QUERIES as f32;
+        for (_, cache) in llama.iter().filter(|(t, _)| *t == CacheType::F16) {
+            let mut attention = cache.attention(n_threads, N_HEADS, N_KV_HEADS, n_tokens, 1);
+            attention.rest(false);
+            attention.set_queries(q);
+            attention.compute();
+            llama_worst = llama_worst.max(difference(&attention.output(), &right));
+        }
+    }
+    let after = pass.context.statistics();
+    let step = Step::new(&before, &after);
+    println!(
+        "  libsekv: {:.0} tokens fetched and {:.0} in the middle a KV head, output within {:.3} \
+         (mean {:.3}) of the dense one's largest value, llama.cpp's f16 within {:.3}",
+        step.fetched, step.middle, worst, mean, llama_worst
+    );
+    assert!(llama_worst < 0.2, "llama.cpp's attention is another one");
+
+    let reading = Reading::new(step.bytes());
+    let pool = RefCell::new(pool);
+    let pass_seconds = RefCell::new(Vec::new());
+    let mut number = 0;
+    let mut next = || {
+        number += 1;
+        number % N_QUERIES
+    };
+    let mut dense_out = vec![0.0; N_HEADS * DIM];
+    let mut works: Vec<Work> = vec![
+        Box::new(|| {
+            let (attend, whole) = pass.run(&mut queries[next()].clone());
+            pass_seconds.borrow_mut().push(whole);
+            attend
+        }),
+        Box::new(|| reading.read(*pool.borrow_mut())),
+        Box::new(|| {
+            let mut pool = pool.borrow_mut();
+            seconds(|| dense.attend(*pool, &queries[0], n_tokens, &mut dense_out))
+        }),
+    ];
+    let mut types = Vec::new();
+    for (cache_type, cache) in llama.iter() {
+        types.push(*cache_type);
+        let mut attention = cache.attention(n_threads, N_HEADS, N_KV_HEADS, n_tokens, 1);
+        attention.set_queries(&queries[0]);
+        works.push(Box::new(move || {
+            attention.rest(false);
+            let time = seconds(|| attention.compute());
+            attention.rest(true);
+            time
+        }));
+    }
+    let samples = alternate(&mut works, n_rounds);
+    drop(works);
+    let whole = Samples(pass_seconds.into_inner());
+    let pool = pool.into_inner();
+
+    let bytes_floor = samples[1].median();
+    let arithmetic = Rates::measure(pool).map(|rates| step.arithmetic(SKETCH, &rates));
+    let least = bytes_floor.max(arithmetic.unwrap_or(0.0));
+    println!(
+        "  floor: {:.1} MB at {:.1} GB/s {:.3} ms, arithmetic {} ms; whole pass {:.3} ms",
+        step.bytes() / 1e6,
+        step.bytes() / bytes_floor / 1e9,
+        bytes_floor * 1e3,
+        arithmetic.map_or("-".to_string(), |a| format!("{:.3}", a * 1e3)),
+        whole.median() * 1e3
+    );
+
+    let ggml = types.iter().position(|&t| t == CacheType::F16).map(|i| &samples[3 + i]);
+    let row = |name: &str, samples: &Samples, of_floor: Option<f64>| Row {
+        name: format!("{name}{label}"),
+        n_ctx: n_tokens,
+        samples: samples.clone(),
+        vs_ggml: ggml.map(|ggml| samples.ratio(ggml)),
+        vs_dense: None,
+        of_floor,
+    };
+    let mut rows = vec![
+        row("attend", &samples[0], Some(least / samples[0].median())),
+        row("attend: read the bytes", &samples[1], None),
+        row("attend: dense f16", &samples[2], None),
+    ];
+    for (cache_type, samples) in types.iter().zip(&samples[3..]) {
+        rows.push(row(&format!("attend: llama.cpp {cache_type:?}").to_lowercase(), samples, None));
+    }
+    for row in &mut rows {
+        row.vs_dense = Some(row.samples.ratio(&samples[2]));
+    }
+    rows
+}
+
+/// Attends for ten seconds.
+fn profile(options: &Options, n_tokens: usize) {
+    let mut rivals = Rivals::new(Kind::Realistic, None, options, &[]);
+    rivals.fill(n_tokens, 1);
+    let (keys, values) = rivals.rows(n_tokens - 1, 1);
+    let mut queries: Vec<Vec<f32>> =
+        (0..N_QUERIES).map(|i| rivals.generator.query(n_tokens - 1, i)).collect();
+    let (first, out) = (n_tokens - 1, vec![0.0; N_HEADS * DIM]);
+    let mut pass = Pass { context: &mut rivals.context, first, keys, values, out };
+    println!("attends from here on");
+    let (started, mut times) = (Instant::now(), Samples::default());
+    while started.elapsed().as_secs() < 10 {
+        times.0.push(pass.run(&mut queries[times.0.len() % N_QUERIES]).0);
+    }
+    println!("{} attends, median {:.3} ms", times.0.len(), times.median() * 1e3);
+}
+
+/// A chunk of queries over everything before and each other.
+fn prefill(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize) -> Vec<Row> {
+    rivals.fill(n_tokens, PREFILL_CHUNK);
+    let first = n_tokens - PREFILL_CHUNK;
+    println!("\n{n_tokens} tokens, {PREFILL_CHUNK} queries");
+    let mut q: Vec<f32> =
+        (first..n_tokens).flat_map(|token| rivals.generator.query(token, 0)).collect();
+    let (keys, values) = rivals.rows(first, PREFILL_CHUNK);
+    let n_threads = rivals.n_threads;
+    let Rivals { context, llama, .. } = rivals;
+    let out = vec![0.0; q.len()];
+    let mut pass = Pass { context, first, keys, values, out };
+    pass.run(&mut q);
+    let mut llama_attention = llama.iter().find(|(t, _)| *t == CacheType::F16).map(|(_, cache)| {
+        let mut attention =
+            cache.attention(n_threads, N_HEADS, N_KV_HEADS, n_tokens, PREFILL_CHUNK);
+        attention.set_queries(&q);
+        attention.rest(false);
+        attention.compute();
+        let error = difference(&pass.out, &attention.output());
+        println!("  libsekv's output within {error:.4} of llama.cpp's");
+        attention.rest(true);
+        attention
+    });
+    let mut works: Vec<Work> = vec![Box::new(|| pass.run(&mut q).0)];
+    if let Some(attention) = &mut llama_attention {
+        works.push(Box::new(|| {
+            attention.rest(false);
+            let time = seconds(|| attention.compute());
+            attention.rest(true);
+            time
+        }));
+    }
+    let samples = alternate(&mut works, n_rounds);
+    drop(works);
+    let names = ["prefill 512", "prefill 512: llama.cpp f16"];
+    let rows = names.iter().zip(&samples).map(|(name, own)| Row {
+        name: name.to_string(),
+        n_ctx: n_tokens,
+        samples: own.clone(),
+        vs_ggml: samples.get(1).map(|ggml| own.ratio(ggml)),
+        vs_dense: None,
+        of_floor: None,
+    });
+    rows.collect()
+}
+
+fn main() {
+    // `cargo test --benches` only wants to know that it builds.
+    if std::env::args().any(|a| a == "--test") {
+        return;
+    }
+    let options = Options::from_arguments();
+    if let Some(n_tokens) = options.profile {
+        profile(&options, n_tokens);
+        return;
+    }
+    let llama = Llama::load();
+    if let Err(message) = &llama {
+        println!("without llama.cpp's attention ({message})");
+    }
+    let llama = llama.ok();
+    println!(
+        "{} threads, {} rounds; seed {SEED}{}",
+        options.n_threads,
+        options.n_rounds,
+        if options.quick { "; --quick" } else { "" }
+    );
+
+    let mut rows = Vec::new();
+    let types = [CacheType::F16, CacheType::Q8, CacheType::Q4];
+    let mut rivals = Rivals::new(Kind::Realistic, llama.as_ref(), &options, &types);
+    // Contexts only grow.
+    let mut sizes: Vec<(usize, bool)> = options.prefill.iter().map(|&n| (n, false)).collect();
+    sizes.extend(options.decode.iter().map(|&n| (n, true)));
+    sizes.sort_unstable();
+    for (n_tokens, is_decode) in sizes {
+        rows.extend(if is_decode {
+            decode(&mut rivals, n_tokens, options.n_rounds, "")
+        } else {
+            prefill(&mut rivals, n_tokens, options.n_rounds)
+        });
+    }
+    let gigabytes = (2 * CHUNK * ROW * 2) as f64 / 1e9;
+    let (seal, copy) = (rivals.seal.clone(), rivals.copy.clone());
+    println!(
+        "\nseal: {:.2} GB/s of f16 keys and values, a copy of them {:.2} GB/s, median of {} chunks",
+        gigabytes / seal.median(),
+        gigabytes / copy.median(),
+        seal.0.len()
+    );
+    let of_copy = 1.0 / copy.ratio(&seal);
+    for (name, samples, of_floor) in
+        [("seal 2048", seal, Some(of_copy)), ("seal 2048: copy", copy, None)]
+    {
+        let n_ctx = rivals.n_committed;
+        rows.push(Row {
+            name: name.into(),
+            n_ctx,
+            samples,
+            vs_ggml: None,
+            vs_dense: None,
+            of_floor,
+        });
+    }
+    drop(rivals);
+
+    let mut rivals = Rivals::new(Kind::Gaussian, llama.as_ref(), &options, &types[..1]);
+    for &n_tokens in &options.decode {
+        let n_rounds = options.n_rounds.min(5);
+        rows.extend(decode(&mut rivals, n_tokens, n_rounds, ", Gaussian keys"));
+    }
+
+    println!(
+        "\n| what | tokens | median ms | spread | times llama.cpp f16 | times dense | of floor |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    rows.iter().for_each(Row::print);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/target/bench.json");
+    let json = json!({ "rows": rows.iter().map(Row::json).collect::<Vec<_>>() });
+    std::fs::write(path, format!("{json:#}\n")).expect("target/bench.json can be written");
+}

@@ -1,0 +1,66 @@
+//! Rivals take turns: one sample of each, round after round, so that a noisy machine is noisy for
+//! all of them. What is compared is each round's ratio.
+
+use std::time::{Duration, Instant};
+
+/// Seconds of one rival, a sample a round.
+#[derive(Clone, Debug, Default)]
+pub struct Samples(pub Vec<f64>);
+
+impl Samples {
+    pub fn median(&self) -> f64 {
+        quantile(&self.0, 0.5)
+    }
+
+    /// Distance between the quartiles, relative to the median.
+    pub fn spread(&self) -> f64 {
+        (quantile(&self.0, 0.75) - quantile(&self.0, 0.25)) / self.median()
+    }
+
+    /// Median of `other / self`, round by round: how many times faster than `other` this is.
+    pub fn ratio(&self, other: &Samples) -> f64 {
+        let ratios: Vec<f64> = other.0.iter().zip(&self.0).map(|(o, s)| o / s).collect();
+        quantile(&ratios, 0.5)
+    }
+}
+
+pub fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = q * (sorted.len() - 1) as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * at.fract()
+}
+
+/// Does its work once and returns the seconds that count.
+pub type Work<'a> = Box<dyn FnMut() -> f64 + 'a>;
+
+/// A sample takes at least this long, in calls, so that a timer's grain and a stolen slice of time
+/// don't decide it.
+const SAMPLE: Duration = Duration::from_millis(40);
+const MOST_CALLS: usize = 200;
+
+/// Runs every rival `n_rounds` times in turn; a sample is the median of its calls, after one that
+/// isn't counted.
+pub fn alternate(rivals: &mut [Work], n_rounds: usize) -> Vec<Samples> {
+    let mut samples = vec![Samples::default(); rivals.len()];
+    for _ in 0..n_rounds {
+        for (work, samples) in rivals.iter_mut().zip(&mut samples) {
+            work();
+            let started = Instant::now();
+            let mut calls = Vec::new();
+            while calls.is_empty() || (started.elapsed() < SAMPLE && calls.len() < MOST_CALLS) {
+                calls.push(work());
+            }
+            samples.0.push(quantile(&calls, 0.5));
+        }
+    }
+    samples
+}
+
+/// Seconds that `work` takes.
+pub fn seconds(work: impl FnOnce()) -> f64 {
+    let started = Instant::now();
+    work();
+    started.elapsed().as_secs_f64()
+}
