@@ -11,6 +11,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{Builder, JoinHandle};
 
 use crate::error::{Result, fail};
 
@@ -85,7 +86,20 @@ fn wait(spins: &mut u32) {
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Option<rayon::ThreadPool>,
+    /// The workers' threads: rayon would leave them to end by themselves.
+    threads: Vec<JoinHandle<()>>,
     n_threads: usize,
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Tells the workers to end.
+        self.workers = None;
+        for thread in self.threads.drain(..) {
+            // A worker's panics are caught where it works; there is nobody to tell of others.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Pool {
@@ -95,21 +109,27 @@ impl Pool {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             n => n,
         };
-        let workers = if n_threads > 1 {
+        let mut pool =
+            Self { shared: Arc::default(), workers: None, threads: Vec::new(), n_threads };
+        if n_threads > 1 {
+            // An error leaves the threads that did start in `pool`, which joins them.
+            let threads = &mut pool.threads;
             let built = rayon::ThreadPoolBuilder::new()
                 .num_threads(n_threads - 1)
-                .thread_name(|i| format!("sekv-{i}"))
+                .spawn_handler(|worker| {
+                    let thread = Builder::new().name(format!("sekv-{}", worker.index()));
+                    threads.push(thread.spawn(|| worker.run())?);
+                    Ok(())
+                })
                 .build();
             match built {
-                Ok(pool) => Some(pool),
+                Ok(workers) => pool.workers = Some(workers),
                 Err(e) => {
                     fail!(Memory, "{} worker threads could not be started: {e}", n_threads - 1)
                 }
             }
-        } else {
-            None
-        };
-        Ok(Self { shared: Arc::default(), workers, n_threads })
+        }
+        Ok(pool)
     }
 
     pub fn n_threads(&self) -> usize {
