@@ -70,7 +70,7 @@ fn quiet_panics() {
 pub(super) fn required<T>(pointer: Option<T>, name: &str) -> Result<T> {
     match pointer {
         Some(target) => Ok(target),
-        None => Err(Error::new(Status::Argument, format!("{name} is NULL"))),
+        None => Err(Error::new(Status::Argument, format!("{name} is NULL, expected a pointer"))),
     }
 }
 

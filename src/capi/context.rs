@@ -204,7 +204,7 @@ pub unsafe extern "C" fn sekv_context_free(context: *mut sekv_context) {
 /// Threads: the one that uses the context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sekv_context_last_error(context: Option<&sekv_context>) -> *const c_char {
-    let Some(context) = context else { return c"context is NULL".as_ptr() };
+    let Some(context) = context else { return c"context is NULL, expected a pointer".as_ptr() };
     match context.enter() {
         Err(error) => {
             fail_with(&error);

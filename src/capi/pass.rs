@@ -143,7 +143,7 @@ pub unsafe extern "C" fn sekv_zoom(
 ) -> sekv_status {
     in_context(context, |state| {
         if plan.is_null() {
-            fail!(Argument, "plan is NULL");
+            fail!(Argument, "plan is NULL, expected a plan");
         }
         let plan = state.plans.get(plan)?;
         state.cache.zoom(plan)
