@@ -456,11 +456,17 @@ fn profile(options: &Options, n_tokens: usize) {
     let (first, out) = (n_tokens - 1, vec![0.0; N_HEADS * DIM]);
     let mut pass = Pass { context: &mut rivals.context, first, keys, values, out };
     println!("attends from here on");
+    let cpu = rounds::cpu_seconds();
     let (started, mut times) = (Instant::now(), Samples::default());
     while started.elapsed().as_secs() < 10 {
         times.0.push(pass.run(&mut queries[times.0.len() % N_QUERIES]).0);
     }
-    println!("{} attends, median {:.3} ms", times.0.len(), times.median() * 1e3);
+    println!(
+        "{} passes, median attend {:.3} ms, processor time {:.3} ms a pass",
+        times.0.len(),
+        times.median() * 1e3,
+        (rounds::cpu_seconds() - cpu) / times.0.len() as f64 * 1e3
+    );
 }
 
 /// A chunk of queries over everything before and each other.
