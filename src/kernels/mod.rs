@@ -11,6 +11,7 @@
 pub mod convert;
 pub mod exp;
 mod level;
+mod prefetch;
 pub mod rows;
 #[cfg(target_arch = "x86_64")]
 mod simd;
@@ -24,6 +25,7 @@ pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, first_outside};
 pub use exp::{exp_minus, max};
 #[doc(hidden)]
 pub use level::Level;
+pub use prefetch::{prefetch, prefetch_value};
 pub use rows::{RowCodec, row_accumulate, row_scores};
 pub use sketch::{SketchShape, sketch_pack, sketch_scores};
 pub use tile::{scratch_len as tile_scratch_len, tile_attend};

@@ -4,7 +4,7 @@
 use super::layout::widen;
 use super::plan::{Piece, Sealed};
 use crate::attend::{ROWS_AT_ONCE, SoftmaxState, attend_rows};
-use crate::kernels::{coefficients_accumulate, row_accumulate};
+use crate::kernels::{coefficients_accumulate, f16_to_f32, prefetch, row_accumulate};
 
 /// The piece's share of a unit's attention, into the piece's own state.
 pub fn attend_piece(
@@ -20,8 +20,9 @@ pub fn attend_piece(
     if piece.n_blocks == 0 {
         return;
     }
+    prefetch_fetched(piece, sealed, 0);
     coarse(piece, sealed, log_sum, value_dim);
-    middle(piece, sealed, log_sum, value_dim);
+    middle(piece, sealed, n_group, value_dim);
     exact(piece, sealed, q, key_dim);
 }
 
@@ -31,12 +32,8 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     let n_group = log_sum.len();
     let scratch = &mut piece.scratch;
     let n = piece.n_blocks;
-    scratch.coarse.resize(n_group * n, 0.0);
-    for g in 0..n_group {
-        for b in 0..n {
-            scratch.coarse[g * n + b] = piece.block_sum[b * n_group + g];
-        }
-    }
+    scratch.coarse.clear();
+    scratch.coarse.extend_from_slice(&piece.block_sum[..n_group * n]);
     for chosen in &piece.fetched {
         let b = chosen.block as usize;
         for g in 0..n_group {
@@ -48,8 +45,9 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     let state = &mut scratch.state;
     for (g, &log_sum) in log_sum.iter().enumerate() {
         let mut sum = 0.0;
-        for (b, weight) in scratch.coarse[g * n..][..n].iter_mut().enumerate() {
-            *weight *= (piece.block_max[b * n_group + g] - log_sum).exp();
+        let factors = &piece.factor[g * n..][..n];
+        for (weight, factor) in scratch.coarse[g * n..][..n].iter_mut().zip(factors) {
+            *weight *= factor;
             sum += *weight;
         }
         state.m[g] = log_sum;
@@ -57,6 +55,10 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     }
     let mut rows: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     for start in (0..n).step_by(ROWS_AT_ONCE) {
+        let later = sealed.blocks[piece.first..piece.first + n].iter().skip(start + ROWS_AT_ONCE);
+        for block in later.take(ROWS_AT_ONCE) {
+            prefetch(&block.fast[block.shape.mean_value(sealed.head)]);
+        }
         let blocks = &sealed.blocks[piece.first + start..][..(n - start).min(ROWS_AT_ONCE)];
         for (row, block) in rows.iter_mut().zip(blocks) {
             *row = &block.fast[block.shape.mean_value(sealed.head)];
@@ -68,16 +70,21 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
 }
 
 /// Adds sum of exp(s_t) U_v c_t over the middle tokens: the residuals from the coarse rows.
-fn middle(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize) {
+fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) {
     let rank = sealed.layout.value_basis.len() / value_dim;
     if piece.middle.is_empty() || rank == 0 {
         return;
     }
-    let n_group = log_sum.len();
     let scratch = &mut piece.scratch;
     scratch.coefficients.clear();
     scratch.coefficients.resize(n_group * rank, 0.0);
-    for run in piece.middle.chunk_by(|a, b| a.block == b.block) {
+    let mut runs = piece.middle.chunk_by(|a, b| a.block == b.block).peekable();
+    while let Some(run) = runs.next() {
+        if let Some(next) = runs.peek() {
+            let block = &sealed.blocks[piece.first + next[0].block as usize];
+            prefetch(&block.fast[block.shape.coefficients(sealed.head)]);
+            prefetch(&block.fast[block.shape.coefficient_scales(sealed.head)]);
+        }
         let b = run[0].block as usize;
         let block = &sealed.blocks[piece.first + b];
         if block.shape.value_rank == 0 {
@@ -88,8 +95,8 @@ fn middle(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
         scratch.token_weights.resize(n_group * run.len(), 0.0);
         scratch.codes.clear();
         scratch.codes.resize(n_group * rank, 0.0);
-        for (g, &log_sum) in log_sum.iter().enumerate() {
-            let factor = (piece.block_max[b * n_group + g] - log_sum).exp();
+        for g in 0..n_group {
+            let factor = piece.factor[g * piece.n_blocks + b];
             let weights = &piece.weights[(b * n_group + g) * piece.stride..];
             for (w, chosen) in scratch.token_weights[g * run.len()..].iter_mut().zip(run) {
                 *w = factor * weights[chosen.token as usize];
@@ -99,12 +106,16 @@ fn middle(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
         let (list, weights) = (&scratch.token_list[..], &scratch.token_weights[..]);
         coefficients_accumulate(codes, rank, list, weights, run.len(), n_group, &mut scratch.codes);
         let (minimum, scale) = block.coefficient_scales(sealed.head);
+        scratch.scales.resize(2 * rank, 0.0);
+        f16_to_f32(minimum, &mut scratch.scales[..rank]);
+        f16_to_f32(scale, &mut scratch.scales[rank..]);
+        let (minimum, scale) = scratch.scales.split_at(rank);
         for g in 0..n_group {
             let weight: f32 = weights[g * run.len()..][..run.len()].iter().sum();
             let sums = scratch.codes[g * rank..][..rank].iter();
             let out = scratch.coefficients[g * rank..][..rank].iter_mut();
             for ((out, code), (min, scale)) in out.zip(sums).zip(minimum.iter().zip(scale)) {
-                *out += scale.to_f32() * code + min.to_f32() * weight;
+                *out += scale * code + min * weight;
             }
         }
     }
@@ -120,20 +131,28 @@ fn middle(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     }
 }
 
+/// Asks for the rows of the next fetched tokens from `start` on.
+fn prefetch_fetched(piece: &Piece, sealed: &Sealed, start: usize) {
+    for chosen in piece.fetched.iter().skip(start).take(ROWS_AT_ONCE) {
+        let block = &sealed.blocks[piece.first + chosen.block as usize];
+        block.prefetch_rows(sealed.head, chosen.token as usize);
+    }
+}
+
 /// The fetched tokens, from their rows.
 fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
     let Some(codec) = sealed.blocks.first().map(|block| block.shape.row_codec) else { return };
     let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
-    let scratch = &mut piece.scratch;
-    for run in piece.fetched.chunks(ROWS_AT_ONCE) {
+    for (i, run) in piece.fetched.chunks(ROWS_AT_ONCE).enumerate() {
+        prefetch_fetched(piece, sealed, (i + 1) * ROWS_AT_ONCE);
         for ((key, value), chosen) in keys.iter_mut().zip(&mut values).zip(run) {
             let block = &sealed.blocks[piece.first + chosen.block as usize];
             *key = block.key(sealed.head, chosen.token as usize);
             *value = block.value(sealed.head, chosen.token as usize);
         }
         let (keys, values) = (&keys[..run.len()], &values[..run.len()]);
-        let (state, rows) = (&mut scratch.state, &mut scratch.rows);
+        let (state, rows) = (&mut piece.scratch.state, &mut piece.scratch.rows);
         attend_rows(codec, key_dim, q, keys, values, None, state, rows);
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::f16;
 
 use crate::error::Result;
-use crate::kernels::{RowCodec, SketchShape};
+use crate::kernels::{RowCodec, SketchShape, prefetch};
 use crate::store::{AlignedBytes, Segment};
 
 /// What a block keeps of each key for scoring.
@@ -194,6 +194,19 @@ impl Block {
     pub fn coefficient_scales(&self, head: usize) -> (&[f16], &[f16]) {
         let both = halves(&self.fast[self.shape.coefficient_scales(head)]);
         both.split_at(both.len() / 2)
+    }
+
+    /// Asks for what scoring reads.
+    pub fn prefetch_sketch(&self, head: usize) {
+        prefetch(&self.fast[self.shape.codes(head)]);
+        prefetch(&self.fast[self.shape.channels(head)]);
+        prefetch(&self.fast[self.shape.mean_key(head)]);
+    }
+
+    /// Asks for one token's key and value, which lie side by side.
+    pub fn prefetch_rows(&self, head: usize, token: usize) {
+        let (key, value) = (self.shape.key_row(head, token), self.shape.value_row(head, token));
+        prefetch(&self.row_bytes()[key.start..value.end]);
     }
 
     pub fn slow_bytes(&self) -> usize {

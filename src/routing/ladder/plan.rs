@@ -24,9 +24,11 @@ pub struct Piece {
     /// exp(score - the block's largest), `[block][n_group][stride]`.
     pub weights: Vec<f32>,
     pub stride: usize,
-    /// Largest score and sum of weights, `[block][n_group]`.
+    /// Largest score and sum of weights, `[n_group][n_blocks]`.
     pub block_max: Vec<f32>,
     pub block_sum: Vec<f32>,
+    /// exp(the block's largest score) / Z, by which weights become shares, `[n_group][n_blocks]`.
+    pub factor: Vec<f32>,
     /// Read exactly (the set T).
     pub fetched: Vec<Chosen>,
     /// Seen through the value sketch.
@@ -49,6 +51,9 @@ pub struct PieceScratch {
     pub codes: Vec<f32>,
     pub token_list: Vec<u32>,
     pub token_weights: Vec<f32>,
+    pub scales: Vec<f32>,
+    /// Of one block's tokens, mean over the group.
+    pub shares: Vec<f32>,
     pub value_basis: Vec<f32>,
     pub state: SoftmaxState,
     pub rows: RowScratch,

@@ -2,7 +2,10 @@
 
 use super::block::Sketch;
 use super::plan::{Chosen, Piece, Sealed};
-use crate::kernels::{RowCodec, exp_minus, max, row_scores, sketch_scores};
+use crate::kernels::{RowCodec, exp_minus, max, prefetch_value, row_scores, sketch_scores};
+
+/// Blocks whose sketches are asked for before they are scored.
+const AHEAD: usize = 2;
 
 /// Scores the piece's tokens for a group of query heads (`q`: `[n_group][key_dim]`, scaled):
 ///
@@ -23,8 +26,18 @@ pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], n_group: usize) {
     piece.scratch.l.clear();
     piece.scratch.l.resize(n_group, 0.0);
 
+    let n_blocks = blocks.len();
     let mut prepared = None;
+    for block in blocks.iter().take(AHEAD) {
+        block.prefetch_sketch(sealed.head);
+    }
     for (b, block) in blocks.iter().enumerate() {
+        if let Some(later) = blocks.get(b + 2 * AHEAD) {
+            prefetch_value(&**later);
+        }
+        if let Some(later) = blocks.get(b + AHEAD) {
+            later.prefetch_sketch(sealed.head);
+        }
         let weights = &mut piece.weights[b * block_len..][..block_len];
         let shape = &block.shape;
         if prepared != Some(shape.sketch) {
@@ -75,8 +88,8 @@ pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], n_group: usize) {
             let weights = &mut weights[g * piece.stride..][..shape.n_tokens];
             let m = max(weights);
             let sum = exp_minus(weights, m);
-            piece.block_max[b * n_group + g] = m;
-            piece.block_sum[b * n_group + g] = sum;
+            piece.block_max[g * n_blocks + b] = m;
+            piece.block_sum[g * n_blocks + b] = sum;
             add(&mut scratch.m[g], &mut scratch.l[g], m, sum);
         }
     }
@@ -143,41 +156,47 @@ pub fn select(
     n_tokens: impl Fn(usize) -> usize,
     at: Thresholds,
 ) {
-    let n_group = log_sum.len();
+    let (n_group, n_blocks) = (log_sum.len(), piece.n_blocks);
     let lowest = at.fetch.min(at.middle);
-    let mut factor = [0.0f32; MAX_GROUP];
-    let factor = &mut factor[..n_group.min(MAX_GROUP)];
-    let mut factor_large = Vec::new();
-    let factor = if n_group <= MAX_GROUP {
-        factor
-    } else {
-        factor_large.resize(n_group, 0.0);
-        &mut factor_large[..]
-    };
-    for b in 0..piece.n_blocks {
-        let mut bound = 0.0;
-        for g in 0..n_group {
-            factor[g] = (piece.block_max[b * n_group + g] - log_sum[g]).exp() / n_group as f32;
-            bound += factor[g];
-        }
-        if bound <= lowest {
+    piece.factor.clear();
+    piece.factor.extend_from_slice(&piece.block_max[..n_group * n_blocks]);
+    for (factor, &log_sum) in piece.factor.chunks_mut(n_blocks.max(1)).zip(log_sum) {
+        exp_minus(factor, log_sum);
+    }
+    // Mean over the group.
+    let share = (n_group as f32).recip();
+    piece.scratch.shares.resize(piece.stride, 0.0);
+    for b in 0..n_blocks {
+        let factor = |g: usize| piece.factor[g * n_blocks + b] * share;
+        if (0..n_group).map(factor).sum::<f32>() <= lowest {
             continue;
         }
-        let weights = &piece.weights[b * n_group * piece.stride..][..n_group * piece.stride];
-        for token in 0..n_tokens(piece.first + b) {
-            let share: f32 =
-                factor.iter().enumerate().map(|(g, f)| f * weights[g * piece.stride + token]).sum();
-            if share > at.fetch {
-                piece.fetched.push(Chosen { block: b as u32, token: token as u32, share });
-            } else if share > at.middle {
-                piece.middle.push(Chosen { block: b as u32, token: token as u32, share });
+        let n = n_tokens(piece.first + b);
+        let shares = &mut piece.scratch.shares[..n];
+        shares.fill(0.0);
+        for g in 0..n_group {
+            let weights = &piece.weights[(b * n_group + g) * piece.stride..][..n];
+            let factor = factor(g);
+            shares.iter_mut().zip(weights).for_each(|(share, weight)| *share += factor * weight);
+        }
+        for (i, some) in shares.chunks(LOOKED_AT).enumerate() {
+            if !some.iter().fold(false, |any, &share| any | (share > lowest)) {
+                continue;
+            }
+            for (j, &share) in some.iter().enumerate() {
+                let token = (i * LOOKED_AT + j) as u32;
+                if share > at.fetch {
+                    piece.fetched.push(Chosen { block: b as u32, token, share });
+                } else if share > at.middle {
+                    piece.middle.push(Chosen { block: b as u32, token, share });
+                }
             }
         }
     }
 }
 
-/// Groups up to this size need no heap in `select`.
-const MAX_GROUP: usize = 32;
+/// Shares that are compared at once before any is looked at by itself.
+const LOOKED_AT: usize = 8;
 
 /// Keeps the `budget` largest shares of a unit's pieces; the others see the value sketch.
 pub fn limit(pieces: &mut [Piece], budget: usize, middle: bool) {
