@@ -101,7 +101,7 @@ impl Head {
         let root_mean = (pair_scale.iter().map(|s| s * s).sum::<f32>() / PAIRS as f32).sqrt();
         let scale: Vec<f32> = (0..DIM).map(|i| pair_scale[i % PAIRS] / root_mean).collect();
         let direction: Vec<f32> = (0..PAIRS).map(|_| random.uniform() * 6.283_185).collect();
-        let slope = 0.5 + 0.6 * random.uniform();
+        let slope = 0.8 + 0.6 * random.uniform();
         let along = |size: f32| -> Vec<f32> {
             (0..DIM)
                 .map(|i| {
@@ -141,7 +141,7 @@ impl Head {
             sink,
             value_mean: random.normals(DIM),
             value_basis,
-            content: std::array::from_fn(|_| 0.6 + 0.6 * random.uniform()),
+            content: std::array::from_fn(|_| 0.5 + 0.5 * random.uniform()),
         }
     }
 }
@@ -164,7 +164,7 @@ impl Generator {
         let (mut topics, mut topic_of) = (Vec::new(), Vec::with_capacity(n_tokens));
         let mut runs: Vec<u32> = Vec::new();
         while topic_of.len() < n_tokens {
-            let topic = if runs.is_empty() || random.uniform() < 0.3 {
+            let topic = if runs.is_empty() || random.uniform() < 0.5 {
                 topics.push(std::array::from_fn(|_| random.normal()));
                 topics.len() as u32 - 1
             } else {
@@ -249,14 +249,16 @@ impl Generator {
         });
     }
 
-    /// Query number `number` at a token's place: `[n_heads][dim]`.
+    /// Query number `number` at a token's place, `[n_heads][dim]`: the first is about what the
+    /// token is about, the others about what some token before it is.
     pub fn query(&self, token: usize, number: usize) -> Vec<f32> {
         let mut random = Random::new(self.seed ^ 0x9e4, (token * 1000 + number) as u64);
         let mut out = random.normals(N_HEADS * DIM);
         if self.kind == Kind::Gaussian {
             return out;
         }
-        let topic = &self.topics[self.topic_of[token] as usize];
+        let about = if number == 0 { token } else { random.bits() as usize % (token + 1) };
+        let topic = &self.topics[self.topic_of[about] as usize];
         let wanted: Vec<f32> = topic.iter().map(|z| 0.7 * z + 0.7 * random.normal()).collect();
         for (h, q) in out.chunks_mut(DIM).enumerate() {
             let head = &self.heads[h / GROUP];

@@ -455,6 +455,17 @@ fn profile(options: &Options, n_tokens: usize) {
         (0..N_QUERIES).map(|i| rivals.generator.query(n_tokens - 1, i)).collect();
     let (first, out) = (n_tokens - 1, vec![0.0; N_HEADS * DIM]);
     let mut pass = Pass { context: &mut rivals.context, first, keys, values, out };
+    let before = pass.context.statistics();
+    for q in &mut queries {
+        pass.run(q);
+    }
+    let step = Step::new(&before, &pass.context.statistics());
+    println!(
+        "{:.0} fetched, {:.0} in the middle a KV head, {:.1} MB to read",
+        step.fetched,
+        step.middle,
+        step.bytes() / 1e6
+    );
     println!("attends from here on");
     let cpu = rounds::cpu_seconds();
     let (started, mut times) = (Instant::now(), Samples::default());
