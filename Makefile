@@ -33,7 +33,7 @@ eval: ## fidelity on ten documents, and needles (under 25 minutes); writes targe
 bench: ## speed against llama.cpp's attention and the bytes that must be read; writes target/bench.json
 	@.ci/tools.sh build host
 	$(fetch) llama
-	$(cargo) bench --locked
+	$(cargo) bench --locked --bench attention
 
 tables: ## fill the tables of README.md and docs/evaluation.md from target/eval.json and target/bench.json
 	@python3 docs/tables.py

@@ -1,4 +1,5 @@
-# Sourced: runs stages, takes their time, and adds up what passed and failed.
+# Sourced: runs stages, takes their minutes (by the clock, and of processor time, which a busy
+# machine leaves alone), and adds up what passed and failed.
 #
 # Every stage is one check. A stage that runs tests counts each of them instead: those that cargo
 # test, nextest, or a last line `N passed, N failed` report.
@@ -17,7 +18,8 @@ stage() { run_stage check "$@"; }
 tests() { run_stage tests "$@"; }
 
 run_stage() {
-    local kind=$1 name=$2 log status good=0 bad=0 start=$SECONDS
+    local kind=$1 name=$2 log status good=0 bad=0 start=$SECONDS start_busy
+    start_busy=$(processor_seconds)
     shift 2
     log=$logs/${name// /-}.log
     printf '\n== %s\n' "$name"
@@ -38,10 +40,14 @@ run_stage() {
     fi
     passed=$((passed + good))
     failed=$((failed + bad))
-    table+=$(printf '%-28s %6s min %6d passed %4d failed' "$name" "$(minutes $((SECONDS - start)))" "$good" "$bad")$'\n'
+    table+=$(printf '%-28s %6s min %6s busy %6d passed %4d failed' "$name" "$(minutes $((SECONDS - start)))" \
+        "$(minutes $(($(processor_seconds) - start_busy)))" "$good" "$bad")$'\n'
 }
 
 minutes() { printf '%d.%d' $(($1 / 60)) $(($1 % 60 / 6)); }
+
+# Of all that this shell has started and that has ended.
+processor_seconds() { awk '{ print int(($16 + $17) / ticks) }' ticks="$(getconf CLK_TCK)" "/proc/$$/stat"; }
 
 # count_tests LOG: prints the numbers of tests that passed and that failed.
 count_tests() {
