@@ -13,9 +13,7 @@ namespace {
 
 constexpr char bias_suffix[] = "+bias";
 
-}  // namespace
-
-std::vector<method> all_methods() {
+std::vector<method> make_methods(bool probes) {
     std::vector<method> methods;
     const auto add = [&](const std::string & name, const std::function<void(sekv_params &)> & change) {
         method made;
@@ -27,20 +25,35 @@ std::vector<method> all_methods() {
         change(made.params);
         methods.push_back(made);
     };
+    // For heads of 64, AUTO is the standard sketch: `ladder` and `ladder-keys` are that profile's rows.
     const auto ladder = [&](const std::string & name, int32_t sketch, int32_t value_sketch) {
         add(name, [=](sekv_params & params) {
             params.sketch = sketch;
             params.value_sketch = value_sketch;
         });
     };
+    if (probes) {
+        // One part at a time without its rounding: where does the distance come from?
+        add("ladder-eps-0", [](sekv_params & params) { params.share_threshold = 0.0f; });
+        add("ladder-resident-f16", [](sekv_params & params) { params.codec_resident = SEKV_CODEC_F16; });
+        add("ladder-basis-f16", [](sekv_params & params) { params.codec_basis = SEKV_CODEC_F16; });
+        add("ladder-mean-f16", [](sekv_params & params) { params.codec_mean = SEKV_CODEC_F16; });
+        add("ladder-f16", [](sekv_params & params) {
+            params.codec_resident = params.codec_basis = params.codec_mean = SEKV_CODEC_F16;
+        });
+        add("ladder-f16-eps-0", [](sekv_params & params) {
+            params.codec_resident = params.codec_basis = params.codec_mean = SEKV_CODEC_F16;
+            params.share_threshold = 0.0f;
+        });
+        add("ladder-no-dense", [](sekv_params & params) { params.dense = SEKV_DENSE_NONE; });
+        return methods;
+    }
     // Everything resident in int8: the window is larger than any document.
     add("int8", [](sekv_params & params) { params.window = 1 << 20; });
     ladder("ladder", SEKV_SKETCH_AUTO, 1);
     ladder("ladder-keys", SEKV_SKETCH_AUTO, 0);
     ladder("ladder-compact", SEKV_SKETCH_COMPACT, 1);
     ladder("ladder-compact-keys", SEKV_SKETCH_COMPACT, 0);
-    ladder("ladder-standard", SEKV_SKETCH_STANDARD, 1);
-    ladder("ladder-standard-keys", SEKV_SKETCH_STANDARD, 0);
     ladder("ladder-high", SEKV_SKETCH_HIGH, 1);
     ladder("ladder-high-keys", SEKV_SKETCH_HIGH, 0);
     add("ladder-eps-1e-4", [](sekv_params & params) { params.share_threshold = 1e-4f; });
@@ -60,12 +73,18 @@ std::vector<method> all_methods() {
     return methods;
 }
 
+}  // namespace
+
+std::vector<method> all_methods() { return make_methods(false); }
+
 std::vector<method> named_methods(const std::string & names) {
     std::vector<method> chosen;
     if (names == "none") {
         return chosen;
     }
-    const std::vector<method> known = all_methods();
+    std::vector<method> known = all_methods();
+    const std::vector<method> probes = make_methods(true);
+    known.insert(known.end(), probes.begin(), probes.end());
     std::istringstream rest(names);
     std::string name;
     while (std::getline(rest, name, ',')) {

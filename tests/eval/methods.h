@@ -19,7 +19,7 @@ struct method {
 // All of them. `full` isn't among them: it is the reference itself.
 std::vector<method> all_methods();
 
-// Those named, in this order; `names` is separated by commas, `none` is nobody: the full cache
+// Those named, in this order, among them probes that the table leaves out (see methods.cpp); `names` is separated by commas, `none` is nobody: the full cache
 // alone, to try needles out. Throws on an unknown name.
 std::vector<method> named_methods(const std::string & names);
 
