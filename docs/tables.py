@@ -30,7 +30,7 @@ SHOWN = {
 def table(header, rows):
     """Markdown; the first column to the left, the others to the right."""
     lines = [header, ["---"] + ["--:"] * (len(header) - 1)] + rows
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line).lstrip() + " |" for line in lines)
 
 
 def f16_bytes(row):
@@ -141,10 +141,15 @@ def documents(evaluation):
 
 
 def speed(benches):
+    """What is ours; a rival's or a yardstick's row has a colon in its name."""
+    return all_speeds({"rows": [row for row in benches["rows"] if ":" not in row["name"]]})
+
+
+def all_speeds(benches):
     def number(row, name, pattern):
         return pattern.format(row[name]) if row.get(name) is not None else "-"
 
-    header = ["", "tokens", "median", "spread", "of llama.cpp's time", "of a dense f16 attention's", "of the floor"]
+    header = ["", "tokens", "median", "spread", "times llama.cpp's speed", "times a dense f16 attention's", "of the floor"]
     return table(
         header,
         [
@@ -152,7 +157,7 @@ def speed(benches):
                 row["name"],
                 f"{row['n_ctx']:,}",
                 number({"ms": 1e3 * row["median_s"]}, "ms", "{:.3f} ms"),
-                number(row, "spread", "{:.1%}"),
+                number({"spread": 100 * row["spread"]}, "spread", "{:.0f} %"),
                 number(row, "ratio_vs_ggml", "{:.2f}"),
                 number(row, "ratio_vs_dense", "{:.2f}"),
                 number(row, "fraction_of_floor", "{:.2f}"),
@@ -169,6 +174,7 @@ TABLES = {
     "documents": ("target/eval.json", documents),
     "all methods": ("target/eval.json", all_methods),
     "speed": ("target/bench.json", speed),
+    "all speeds": ("target/bench.json", all_speeds),
 }
 
 
