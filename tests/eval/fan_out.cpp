@@ -1,5 +1,7 @@
 #include "fan_out.h"
 
+#include <algorithm>
+
 #include "parallel.h"
 
 #include <stdexcept>
@@ -19,7 +21,7 @@ sekv_view one_row(const sekv_view & view, int32_t row) {
 }  // namespace
 
 fan_out::fan_out(const sekv_llama::loaded_model & model, std::vector<running_method> & methods, int32_t n_threads)
-    : methods_(methods), n_threads_(n_threads), biased_keys_(methods.size()) {
+    : methods_(methods), n_threads_(n_threads), keys_(methods.size()) {
     const uint32_t n_methods = static_cast<uint32_t>(methods.size());
     llama_context_params params = llama_context_default_params();
     params.n_ctx = 256;
@@ -91,20 +93,20 @@ void fan_out::on_attention(const sekv_llama::attention_call & call) {
             const sekv_view v = one_row(call.v, i);
             const sekv_view q = one_row(call.q, i);
             const sekv_view out = one_row(call.out, i);
-            const std::vector<float> & bias = methods_[i].key_bias;
-            if (!bias.empty()) {
-                std::vector<float> & biased = biased_keys_[i];
-                biased.resize(bias.size());
-                for (int32_t head = 0; head < k.n_head; head++) {
-                    const float * row = reinterpret_cast<const float *>(static_cast<char *>(k.data) + head * k.stride_head);
-                    for (int32_t j = 0; j < k.n_elem; j++) {
-                        biased[head * k.n_elem + j] = row[j] + bias[head * k.n_elem + j];
-                    }
-                }
-                k.data = biased.data();
-                k.stride_head = k.n_elem * sizeof(float);
-                k.stride_tok = k.stride_head * k.n_head;
+            std::vector<float> & keys = keys_[i];
+            keys.resize(static_cast<size_t>(k.n_head) * k.n_elem);
+            for (int32_t head = 0; head < k.n_head; head++) {
+                const float * row = reinterpret_cast<const float *>(static_cast<char *>(k.data) + head * k.stride_head);
+                std::copy(row, row + k.n_elem, keys.begin() + head * k.n_elem);
             }
+            round_for_bias(keys.data(), 1, constant_key_bias(k.n_head, k.n_elem));
+            const std::vector<float> & bias = methods_[i].key_bias;
+            for (size_t j = 0; j < bias.size(); j++) {
+                keys[j] += bias[j];
+            }
+            k.data = keys.data();
+            k.stride_head = k.n_elem * sizeof(float);
+            k.stride_tok = k.stride_head * k.n_head;
             const sekv_status status = sekv_prefill_ingest(context, call.layer, &k, &v);
             return status != SEKV_OK ? status : sekv_attend(context, call.layer, &q, nullptr, &out);
         });

@@ -38,7 +38,7 @@ private:
 
     std::vector<running_method> & methods_;
     int32_t n_threads_;
-    std::vector<std::vector<float>> biased_keys_;
+    std::vector<std::vector<float>> keys_;
     std::string problem_;
     llama_context * context_ = nullptr;
     llama_batch batch_ = {};

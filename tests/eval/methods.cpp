@@ -112,6 +112,16 @@ std::vector<float> constant_key_bias(int32_t n_head_kv, int32_t head_dim_k) {
     return bias;
 }
 
+void round_for_bias(float * keys, size_t n_rows, const std::vector<float> & bias) {
+    for (size_t row = 0; row < n_rows; row++) {
+        for (size_t j = 0; j < bias.size(); j++) {
+            // Both operations round; the compiler must keep them, so no fast-math here.
+            const volatile float shifted = keys[row * bias.size() + j] + bias[j];
+            keys[row * bias.size() + j] = shifted - bias[j];
+        }
+    }
+}
+
 model_pointer open_model(const std::string & gguf_path) {
     sekv_model * model = nullptr;
     if (sekv_model_from_gguf(gguf_path.c_str(), nullptr, &model) != SEKV_OK) {

@@ -26,6 +26,10 @@ std::vector<method> named_methods(const std::string & names);
 // 300 in a few channels of every head: keys of real models carry such biases.
 std::vector<float> constant_key_bias(int32_t n_head_kv, int32_t head_dim_k);
 
+// Rounds keys ([n_rows][bias.size()]) so that adding the bias is exact in f32: both runs then see
+// the same keys, and differ by nothing but the constant.
+void round_for_bias(float * keys, size_t n_rows, const std::vector<float> & bias);
+
 struct free_model {
     void operator()(sekv_model * model) const { sekv_model_free(model); }
 };

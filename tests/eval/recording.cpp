@@ -1,5 +1,7 @@
 #include "recording.h"
 
+#include "methods.h"
+
 #include "distribution.h"
 
 #include <algorithm>
@@ -93,6 +95,10 @@ recording record(const sekv_llama::loaded_model & model, const std::vector<llama
     });
     reader.listener->check();
     recorded.layers = reader.listener->take();
+    for (recorded_layer & layer : recorded.layers) {
+        const std::vector<float> bias = constant_key_bias(layer.n_head_kv, layer.head_dim_k);
+        round_for_bias(layer.k.data(), layer.k.size() / bias.size(), bias);
+    }
 
     // What comes after the prompt serves the reference only.
     reader.listener->pause(true);

@@ -115,6 +115,7 @@ fn choose_head(
             }
         }
     }
+    let centre = on_grid(centre, &keys);
     let energy = query_energy(geometry, queries, layer, head);
     let worth: Vec<f64> = variance.iter().zip(&energy).map(|(v, e)| v * e).collect();
     let rank = value_rank(params, dv);
@@ -134,6 +135,26 @@ fn mean(rows: &[f32], dim: usize) -> Vec<f32> {
     }
     let n = (rows.len() / dim).max(1) as f64;
     sum.iter().map(|s| (s / n) as f32).collect()
+}
+
+/// The centre rounded to 1/64 of each dimension's spread, as a power of two. Any vector near the
+/// mean serves; one on a grid moves by exactly what a constant on the grid adds to every key, so
+/// that the stored rows, and the answers, don't change at all.
+fn on_grid(centre: Vec<f32>, keys: &[f32]) -> Vec<f32> {
+    let n = (keys.len() / centre.len()) as f64;
+    let mut squares = vec![0.0f64; centre.len()];
+    for key in keys.chunks(centre.len()) {
+        for (s, (x, c)) in squares.iter_mut().zip(key.iter().zip(&centre)) {
+            *s += f64::from(x - c).powi(2);
+        }
+    }
+    let rounded = centre.iter().zip(squares).map(|(&mean, squares)| {
+        let step = ((squares / n).sqrt() / 64.0).log2().floor().exp2();
+        let steps = (f64::from(mean) / step).round();
+        // A channel that doesn't move has no spread to round to.
+        if steps.is_finite() { (steps * step) as f32 } else { mean }
+    });
+    rounded.collect()
 }
 
 /// E[q_i^2] over the last queries of the heads that share the KV head; 1 where none was seen.
