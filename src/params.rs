@@ -135,7 +135,7 @@ impl Default for Params {
             mean_codec: RowCodec::Int8,
             dense: DenseLayers::Rule,
             dense_threshold: 0.5,
-            share_threshold: 1.2e-4,
+            share_threshold: 1.4e-4,
             share_reference: 4096,
             middle_fraction: 0.1,
             fetch_budget: None,
