@@ -1,5 +1,6 @@
 //! Contexts: sequences of tokens, forward passes over them, and what they take.
 
+mod answer;
 mod attend;
 mod budget;
 mod context;

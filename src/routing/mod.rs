@@ -107,6 +107,26 @@ pub struct SealedBytes {
 }
 
 impl SealedBytes {
+    pub fn plus(self, other: Self) -> Self {
+        self.combine(other, |a, b| a + b)
+    }
+
+    pub fn minus(self, other: Self) -> Self {
+        self.combine(other, u64::saturating_sub)
+    }
+
+    fn combine(self, other: Self, op: fn(u64, u64) -> u64) -> Self {
+        Self {
+            resident: op(self.resident, other.resident),
+            sketch: op(self.sketch, other.sketch),
+            value_sketch: op(self.value_sketch, other.value_sketch),
+            mean: op(self.mean, other.mean),
+            layout: op(self.layout, other.layout),
+            metadata: op(self.metadata, other.metadata),
+            slow: op(self.slow, other.slow),
+        }
+    }
+
     pub fn fast(&self) -> u64 {
         self.resident + self.sketch + self.value_sketch + self.mean + self.layout + self.metadata
     }

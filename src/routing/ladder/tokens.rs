@@ -121,8 +121,8 @@ impl LadderTokens {
 
     pub(super) fn replace(&mut self, layer: usize, index: usize, block: Block) {
         let old = std::mem::replace(&mut self.layers[layer][index], Arc::new(block));
-        self.bytes = minus(self.bytes, block_bytes(&old));
-        self.bytes = plus(self.bytes, block_bytes(&self.layers[layer][index]));
+        self.bytes = self.bytes.minus(block_bytes(&old));
+        self.bytes = self.bytes.plus(block_bytes(&self.layers[layer][index]));
     }
 
     fn bytes_of_new_block(&self, layer: usize) -> SealedBytes {
@@ -221,26 +221,6 @@ fn sealed_bytes(shape: &BlockShape, slow: usize) -> SealedBytes {
     }
 }
 
-fn plus(a: SealedBytes, b: SealedBytes) -> SealedBytes {
-    combine(a, b, |a, b| a + b)
-}
-
-fn minus(a: SealedBytes, b: SealedBytes) -> SealedBytes {
-    combine(a, b, |a, b| a.saturating_sub(b))
-}
-
-fn combine(a: SealedBytes, b: SealedBytes, op: fn(u64, u64) -> u64) -> SealedBytes {
-    SealedBytes {
-        resident: op(a.resident, b.resident),
-        sketch: op(a.sketch, b.sketch),
-        value_sketch: op(a.value_sketch, b.value_sketch),
-        mean: op(a.mean, b.mean),
-        layout: op(a.layout, b.layout),
-        metadata: op(a.metadata, b.metadata),
-        slow: op(a.slow, b.slow),
-    }
-}
-
 fn ladder_plan(plan: &mut dyn Plan) -> Option<&mut LadderPlan> {
     plan.as_any().downcast_mut()
 }
@@ -321,7 +301,7 @@ impl SealedTokens for LadderTokens {
         });
         let made: Vec<Block> = made.into_iter().flatten().collect::<Result<_>>()?;
         for (i, block) in made.into_iter().enumerate() {
-            self.bytes = plus(self.bytes, block_bytes(&block));
+            self.bytes = self.bytes.plus(block_bytes(&block));
             self.layers[i % n_layers].push(Arc::new(block));
         }
         Ok(())
@@ -335,7 +315,7 @@ impl SealedTokens for LadderTokens {
         let n_blocks = n_keep / self.params.block_tokens;
         for layer in 0..self.layers.len() {
             for block in self.layers[layer].drain(n_blocks..) {
-                self.bytes = minus(self.bytes, block_bytes(&block));
+                self.bytes = self.bytes.minus(block_bytes(&block));
             }
         }
     }
@@ -504,7 +484,7 @@ impl SealedTokens for LadderTokens {
         for layer in 0..self.layers.len() {
             let one = self.bytes_of_new_block(layer);
             for _ in 0..n / self.params.block_tokens {
-                bytes = plus(bytes, one);
+                bytes = bytes.plus(one);
             }
             let rank = layout::value_rank(&self.params, geometry.value_dim);
             let head = geometry.key_dim * 6 + rank * geometry.value_dim * 2;
