@@ -100,7 +100,8 @@ impl Head {
         let pair_scale: Vec<f32> = (0..PAIRS).map(|_| (0.6 * random.normal()).exp()).collect();
         let root_mean = (pair_scale.iter().map(|s| s * s).sum::<f32>() / PAIRS as f32).sqrt();
         let scale: Vec<f32> = (0..DIM).map(|i| pair_scale[i % PAIRS] / root_mean).collect();
-        let direction: Vec<f32> = (0..PAIRS).map(|_| random.uniform() * 6.283_185).collect();
+        let direction: Vec<f32> =
+            (0..PAIRS).map(|_| random.uniform() * std::f32::consts::TAU).collect();
         let slope = 0.8 + 0.6 * random.uniform();
         let along = |size: f32| -> Vec<f32> {
             (0..DIM)
