@@ -7,17 +7,13 @@ mod golden;
 
 use std::sync::Arc;
 
-use golden::{Tensor, assert_close, integer, read_json, read_tensors, spans};
-use nalgebra::{DMatrix, DVector};
+use golden::{Tensors, assert_close, integer, read_json, read_tensors, spans};
 use sekv::cache::{BatchToken, Context};
 use sekv::kernels::RowCodec;
-use sekv::model::{GateMlp, LayerRouting, Linear, Model, ModelParams, RoutingWeights, Sidecar};
+use sekv::model::{Model, ModelParams};
 use sekv::params::{BasisCodec, Params, RoutingKind};
 use sekv::tensor::{Dtype, View};
 use serde_json::Value;
-use std::collections::HashMap;
-
-type Tensors = HashMap<String, Tensor>;
 
 fn model(case: &Value, tensors: &Tensors) -> Arc<Model> {
     let head_dim = integer(case, "head_dim");
@@ -30,32 +26,7 @@ fn model(case: &Value, tensors: &Tensors) -> Arc<Model> {
         ..ModelParams::default()
     })
     .unwrap();
-    let linear = |index: usize| {
-        let weight = &tensors[&format!("g_phi.mlp.{index}.weight")];
-        Linear {
-            rows: weight.shape[0],
-            cols: weight.shape[1],
-            weight: weight.data.clone(),
-            bias: tensors[&format!("g_phi.mlp.{index}.bias")].data.clone(),
-        }
-    };
-    let r_max = integer(case, "r_max");
-    let layer = LayerRouting {
-        projection: tensors["W"].data.clone(),
-        threshold: tensors["tau"].data.clone(),
-    };
-    let sidecar = Sidecar {
-        routing: Some(RoutingWeights {
-            summary_dim: integer(case, "summary_dim"),
-            layers: vec![layer],
-        }),
-        gate: Some(GateMlp {
-            r_max,
-            input_dim: r_max + head_dim,
-            layers: [linear(0), linear(2), linear(4)],
-        }),
-        dense_layers: None,
-    };
+    let sidecar = golden::sidecar(case, tensors);
     sidecar.validate(&model.geometry).unwrap();
     model.sidecar = Some(sidecar);
     Arc::new(model)
@@ -94,15 +65,6 @@ fn golden_view(data: &mut [f32], head: usize, token: usize, elem: usize) -> View
     }
 }
 
-/// The shortest key that all heads of a group score at -1e4, before the attention scale.
-fn ghost_key(queries: &[f32], head_dim: usize) -> Vec<f32> {
-    let n = queries.len() / head_dim;
-    let q = DMatrix::from_fn(n, head_dim, |i, j| f64::from(queries[i * head_dim + j]));
-    let wanted = DVector::from_element(n, -1e4);
-    let inner = (&q * q.transpose()).cholesky().unwrap().solve(&wanted);
-    (q.transpose() * inner).iter().map(|&x| x as f32).collect()
-}
-
 /// The outputs of the case's queries over its prompt, [n_heads][head_dim].
 fn attend(context: &mut Context, case: &Value, tensors: &Tensors) -> Vec<f32> {
     let (heads, kv_heads) = (integer(case, "num_q_heads"), integer(case, "num_kv_heads"));
@@ -110,7 +72,7 @@ fn attend(context: &mut Context, case: &Value, tensors: &Tensors) -> Vec<f32> {
     let group = heads / kv_heads;
     let mut q = tensors["q"].data.clone();
     let mut ghost: Vec<f32> =
-        q.chunks(group * d).flat_map(|queries| ghost_key(queries, d)).collect();
+        q.chunks(group * d).flat_map(|queries| golden::ghost_key(queries, d)).collect();
     let mut nothing = vec![0.0; kv_heads * d];
     let mut out = vec![f32::NAN; heads * d];
     context.begin(&[BatchToken { position: n as i32, sequences: &[0] }]).unwrap();
@@ -135,14 +97,9 @@ fn replay(context: &mut Context, case: &Value, tensors: &Tensors) {
     assert!(context.take_events().is_empty());
 }
 
-fn cases() -> Vec<(Value, Tensors)> {
-    let cases = read_json("decode.json").into_iter().chain(read_json("gates.json"));
-    cases.map(|case| (case.clone(), read_tensors(case["file"].as_str().unwrap()))).collect()
-}
-
 #[test]
 fn outputs_with_and_without_a_budget_are_the_reference_s() {
-    for (case, tensors) in &cases() {
+    for (case, tensors) in &golden::paper_cases() {
         let name = case["file"].as_str().unwrap();
         let mut context = Context::new(model(case, tensors), params(case)).unwrap();
         replay(&mut context, case, tensors);

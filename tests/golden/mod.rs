@@ -3,12 +3,16 @@
 //! SEKV_GOLDEN names another folder that holds them.
 #![allow(dead_code)] // each test program uses its own part
 
+use nalgebra::{DMatrix, DVector};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+use sekv::model::{GateMlp, LayerRouting, Linear, RoutingWeights, Sidecar};
 use sekv::span::Span;
+
+pub type Tensors = HashMap<String, Tensor>;
 
 pub fn folder() -> PathBuf {
     match std::env::var_os("SEKV_GOLDEN") {
@@ -92,4 +96,50 @@ pub fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     for (i, (a, b)) in found.iter().zip(expected).enumerate() {
         assert!((a - b).abs() <= 2e-5 * largest, "{what}[{i}]: found {a}, expected {b}");
     }
+}
+
+/// The cases of routing `paper`: decode and gates.
+pub fn paper_cases() -> Vec<(Value, Tensors)> {
+    let cases = read_json("decode.json").into_iter().chain(read_json("gates.json"));
+    cases.map(|case| (case.clone(), read_tensors(case["file"].as_str().unwrap()))).collect()
+}
+
+/// A case's trained parameters.
+pub fn sidecar(case: &Value, tensors: &Tensors) -> Sidecar {
+    let linear = |index: usize| {
+        let weight = &tensors[&format!("g_phi.mlp.{index}.weight")];
+        Linear {
+            rows: weight.shape[0],
+            cols: weight.shape[1],
+            weight: weight.data.clone(),
+            bias: tensors[&format!("g_phi.mlp.{index}.bias")].data.clone(),
+        }
+    };
+    let head_dim = integer(case, "head_dim");
+    let r_max = integer(case, "r_max");
+    let layer = LayerRouting {
+        projection: tensors["W"].data.clone(),
+        threshold: tensors["tau"].data.clone(),
+    };
+    Sidecar {
+        routing: Some(RoutingWeights {
+            summary_dim: integer(case, "summary_dim"),
+            layers: vec![layer],
+        }),
+        gate: Some(GateMlp {
+            r_max,
+            input_dim: r_max + head_dim,
+            layers: [linear(0), linear(2), linear(4)],
+        }),
+        dense_layers: None,
+    }
+}
+
+/// The shortest key that all heads of a group score at -1e4, before the attention scale.
+pub fn ghost_key(queries: &[f32], head_dim: usize) -> Vec<f32> {
+    let n = queries.len() / head_dim;
+    let q = DMatrix::from_fn(n, head_dim, |i, j| f64::from(queries[i * head_dim + j]));
+    let wanted = DVector::from_element(n, -1e4);
+    let inner = (&q * q.transpose()).cholesky().unwrap().solve(&wanted);
+    (q.transpose() * inner).iter().map(|&x| x as f32).collect()
 }
