@@ -3,6 +3,7 @@
 #include "parallel.h"
 #include "sekv_llama.h"
 
+#include <algorithm>
 #include <functional>
 #include <sstream>
 #include <stdexcept>
@@ -60,15 +61,13 @@ std::vector<method> make_methods(bool probes) {
     add("ladder-eps-3e-4", [](sekv_params & params) { params.share_threshold = 3e-4f; });
     add("paper", [](sekv_params & params) { params.routing = SEKV_ROUTING_PAPER; });
 
-    // Centred keys must not notice a constant.
-    const size_t n_plain = methods.size();
-    for (size_t i = 0; i < n_plain; i++) {
-        if (methods[i].params.routing == SEKV_ROUTING_LADDER && methods[i].name != "int8") {
-            method biased = methods[i];
-            biased.name += bias_suffix;
-            biased.key_bias = true;
-            methods.push_back(biased);
-        }
+    // Centred keys must not notice a constant: each profile, and the default without value sketches.
+    for (const char * name : {"ladder", "ladder-keys", "ladder-compact", "ladder-high"}) {
+        const auto plain = std::find_if(methods.begin(), methods.end(), [&](const method & m) { return m.name == name; });
+        method biased = *plain;
+        biased.name += bias_suffix;
+        biased.key_bias = true;
+        methods.push_back(biased);
     }
     return methods;
 }
