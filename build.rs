@@ -9,9 +9,12 @@ fn main() {
         var("CARGO_CFG_TARGET_OS").as_deref(),
         Ok("linux" | "android" | "freebsd" | "netbsd" | "openbsd" | "dragonfly")
     );
-    if let (true, Ok(major), Ok(minor)) =
-        (is_elf, var("CARGO_PKG_VERSION_MAJOR"), var("CARGO_PKG_VERSION_MINOR"))
-    {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libsekv.so.{major}.{minor}");
+    let part = |name| var(name).unwrap_or_default();
+    let version = match (part("CARGO_PKG_VERSION_MAJOR"), part("CARGO_PKG_VERSION_MINOR")) {
+        (major, minor) if major == "0" => format!("0.{minor}"),
+        (major, _) => major,
+    };
+    if is_elf {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libsekv.so.{version}");
     }
 }

@@ -1119,7 +1119,7 @@ sekv_status sekv_seq_pos_max(const struct sekv_context *context, int32_t seq, in
  * that a rule would choose is not in it.
  *
  * @param params    filled by sekv_params_init, then by the host; read during the call only
- * @param n_tokens  0 to 2^40
+ * @param n_tokens  0 to 2^31 - 1: positions are no larger
  * @param out       its struct_size is set by the host; the rest is filled
  * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_UNSUPPORTED, SEKV_ERR_MEMORY, SEKV_ERR_INTERNAL
  *

@@ -6,7 +6,7 @@ use super::context::Context;
 use super::residents::Residents;
 use super::sequence::Sequence;
 use super::statistics::Counters;
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
 use crate::model::Model;
 use crate::params::Params;
@@ -101,6 +101,11 @@ impl Context {
 /// What a context of one sequence of `n_tokens` would take, without a dense layer chosen by rule.
 pub fn estimate(model: &Arc<Model>, params: &Params, n_tokens: usize) -> Result<Memory> {
     params.validate(model.geometry.layers.len())?;
+    // Both tiers together take less than two times raw rows.
+    let raw = Residents::bytes_a_token(&model.geometry, RowCodec::F32);
+    if (n_tokens as u64).checked_mul(2 * raw).is_none() {
+        fail!(Argument, "{n_tokens} tokens of {raw} bytes each are more than 64 bits can count");
+    }
     let params = Arc::new(params.clone());
     let mut memory = Memory::default();
     let (sealed, n_resident, slow) =

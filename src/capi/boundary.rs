@@ -54,6 +54,10 @@ thread_local! {
 /// library become a message instead; any other in the process is reported as it was before.
 fn quiet_panics() {
     static ONCE: Once = Once::new();
+    // A hook can't be set while a panic of the host's unwinds through this call.
+    if std::thread::panicking() {
+        return;
+    }
     ONCE.call_once(|| {
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {

@@ -1,7 +1,7 @@
 //! Plans. A handle is a number, not an address, so that one that is freed, used up or from
 //! somewhere else is found out instead of followed.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ struct Registry {
 #[derive(Default)]
 struct Plans {
     last: usize,
-    by_handle: HashMap<usize, (Freed, PlanId)>,
+    by_handle: BTreeMap<usize, (Freed, PlanId)>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

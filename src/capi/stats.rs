@@ -210,7 +210,7 @@ impl From<Statistics> for sekv_statistics {
 /// that a rule would choose is not in it.
 ///
 /// @param params    filled by sekv_params_init, then by the host; read during the call only
-/// @param n_tokens  0 to 2^40
+/// @param n_tokens  0 to 2^31 - 1: positions are no larger
 /// @param out       its struct_size is set by the host; the rest is filled
 /// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_UNSUPPORTED, SEKV_ERR_MEMORY, SEKV_ERR_INTERNAL
 ///
@@ -226,18 +226,15 @@ pub unsafe extern "C" fn sekv_estimate(
         let model = required(model, "model")?;
         // SAFETY: as the header says of `params` and `out`.
         let (params, size) = unsafe { (read_params(params)?, sized::size_of_output(out, "out")?) };
-        let n_tokens = match usize::try_from(n_tokens) {
-            Ok(n) if n <= MAX_ESTIMATE => n,
-            _ => fail!(Argument, "n_tokens is {n_tokens}, expected 0 to {MAX_ESTIMATE}"),
+        let n_tokens = match i32::try_from(n_tokens) {
+            Ok(n @ 0..) => n as usize,
+            _ => fail!(Argument, "n_tokens is {n_tokens}, expected 0 to {}", i32::MAX),
         };
         let memory = cache::estimate(&model.model, &params, n_tokens)?;
         // SAFETY: as the header says of `out`.
         unsafe { sized::write(out, "out", size, sekv_memory::from(memory)) }
     })
 }
-
-/// Keeps every product of an estimate inside 64 bits.
-const MAX_ESTIMATE: usize = (1u64 << 40) as usize;
 
 /// Tells what a context takes and did.
 ///
