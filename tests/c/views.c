@@ -287,6 +287,15 @@ static void sizes_beyond_32_bits(void) {
     CHECK(memory.full_f16_bytes == UINT64_C(1) << 52);
     CHECK(memory.slow_bytes > memory.full_f16_bytes / 4 && memory.slow_bytes < memory.full_f16_bytes);
     CHECK(memory.fast_bytes > 0 && memory.fast_bytes < memory.full_f16_bytes);
+    for (params.routing = SEKV_ROUTING_LADDER; params.routing <= SEKV_ROUTING_PAPER; params.routing++) {
+        sekv_memory most = {.struct_size = sizeof most};
+        OK(sekv_estimate(model, &params, INT32_MAX, &most));
+        CHECK(most.full_f16_bytes == (uint64_t)INT32_MAX * LAYERS * KV_HEADS * DIM * 2 * 2);
+        const uint64_t both = most.fast_bytes + most.slow_bytes;
+        CHECK(both > most.full_f16_bytes / 4 && both < most.full_f16_bytes * 2);
+        FAILS(SEKV_ERR_ARGUMENT, "2147483648", sekv_estimate(model, &params, INT64_C(1) << 31, &most));
+        FAILS(SEKV_ERR_ARGUMENT, "64 bits", sekv_estimate(large, &params, INT32_MAX, &most));
+    }
     sekv_model_free(large);
 }
 
