@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/evaluation.md"]
+PAGES = ["README.md", "docs/evaluation.md", "docs/performance.md"]
 MIB = 1024 * 1024
 # llama.cpp's block formats: bytes of 32 values, as a share of their 64 bytes in f16.
 Q8_0 = 34 / 64

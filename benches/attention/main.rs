@@ -95,7 +95,8 @@ struct Row {
     name: String,
     n_ctx: usize,
     samples: Samples,
-    /// How many times faster than llama.cpp's attention with an f16 cache.
+    /// Its time as a share of llama.cpp's attention with an f16 cache, and of the dense one's:
+    /// below 1 is faster.
     vs_ggml: Option<f64>,
     vs_dense: Option<f64>,
     /// The least possible time over the time taken.
@@ -116,7 +117,7 @@ impl Row {
     }
 
     fn print(&self) {
-        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.2}"));
+        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.3}"));
         println!(
             "| {} | {} | {:.3} | {:.0} % | {} | {} | {} |",
             self.name,
@@ -348,7 +349,8 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
     let out = vec![0.0; N_HEADS * DIM];
     let mut pass = Pass { context, first: n_tokens - 1, keys, values, out };
     let before = pass.context.statistics();
-    let (mut worst, mut mean, mut llama_worst) = (0.0f32, 0.0, 0.0f32);
+    let (mut worst, mut mean) = (0.0f32, 0.0);
+    let mut llama_worst = vec![0.0f32; llama.len()];
     for q in &queries {
         pass.run(&mut q.clone());
         let mut right = vec![0.0; N_HEADS * DIM];
@@ -356,22 +358,22 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
         let error = difference(&pass.out, &right);
         worst = worst.max(error);
         mean += error / N_QUERIES as f32;
-        for (_, cache) in llama.iter().filter(|(t, _)| *t == CacheType::F16) {
+        for ((_, cache), worst) in llama.iter().zip(&mut llama_worst) {
             let mut attention = cache.attention(n_threads, N_HEADS, N_KV_HEADS, n_tokens, 1);
             attention.rest(false);
             attention.set_queries(q);
             attention.compute();
-            llama_worst = llama_worst.max(difference(&attention.output(), &right));
+            *worst = worst.max(difference(&attention.output(), &right));
         }
     }
     let after = pass.context.statistics();
     let step = Step::new(&before, &after);
     println!(
         "  libsekv: {:.0} tokens fetched and {:.0} in the middle a KV head, output within {:.3} \
-         (mean {:.3}) of the dense one's largest value, llama.cpp's f16 within {:.3}",
+         (mean {:.3}) of the dense one's largest value, llama.cpp's f16, q8_0, q4_0 \
+         within {:.3?}",
         step.fetched, step.middle, worst, mean, llama_worst
     );
-    assert!(llama_worst < 0.2, "llama.cpp's attention is another one");
 
     let reading = Reading::new(step.bytes());
     let pool = RefCell::new(pool);
@@ -571,7 +573,7 @@ fn main() {
         gigabytes / copy.median(),
         seal.0.len()
     );
-    let of_copy = 1.0 / copy.ratio(&seal);
+    let of_copy = copy.ratio(&seal);
     for (name, samples, of_floor) in
         [("seal 2048", seal, Some(of_copy)), ("seal 2048: copy", copy, None)]
     {
@@ -594,7 +596,7 @@ fn main() {
     }
 
     println!(
-        "\n| what | tokens | median ms | spread | times llama.cpp f16 | times dense | of floor |"
+        "\n| what | tokens | median ms | spread | of llama.cpp's f16 time | of dense f16's | of floor |"
     );
     println!("|---|---|---|---|---|---|---|");
     rows.iter().for_each(Row::print);

@@ -17,9 +17,9 @@ impl Samples {
         (quantile(&self.0, 0.75) - quantile(&self.0, 0.25)) / self.median()
     }
 
-    /// Median of `other / self`, round by round: how many times faster than `other` this is.
+    /// Median of `self / other`, round by round: what share of the other's time this takes.
     pub fn ratio(&self, other: &Samples) -> f64 {
-        let ratios: Vec<f64> = other.0.iter().zip(&self.0).map(|(o, s)| o / s).collect();
+        let ratios: Vec<f64> = self.0.iter().zip(&other.0).map(|(s, o)| s / o).collect();
         quantile(&ratios, 0.5)
     }
 }
