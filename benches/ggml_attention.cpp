@@ -46,13 +46,20 @@ ggml_type cache_type(int32_t type) {
     }
 }
 
-// The host's memory as a tensor [n_kv][n_head_kv][dim], seen as flash attention wants it.
+// The host's memory, seen as flash attention wants it: [n_head_kv][n_kv][dim]. It lies as
+// llama.cpp lays out its cache, [n_kv][n_head_kv][dim], or, with a capacity, head by head,
+// [n_head_kv][capacity][dim].
 ggml_tensor * cache_view(ggml_context * ctx, ggml_backend_buffer_t buffer, void * data,
-                         ggml_type type, int64_t dim, int64_t n_head_kv, int64_t n_kv) {
+                         ggml_type type, int64_t dim, int64_t n_head_kv, int64_t n_kv,
+                         int64_t capacity) {
+    if (capacity > 0) {
+        ggml_tensor * cache = ggml_new_tensor_3d(ctx, type, dim, capacity, n_head_kv);
+        ggml_backend_tensor_alloc(buffer, cache, data);
+        return ggml_view_3d(ctx, cache, dim, n_kv, n_head_kv, cache->nb[1], cache->nb[2], 0);
+    }
     ggml_tensor * cache = ggml_new_tensor_3d(ctx, type, dim, n_head_kv, n_kv);
     ggml_backend_tensor_alloc(buffer, cache, data);
-    ggml_tensor * view = ggml_permute(ctx, cache, 0, 2, 1, 3);
-    return view;
+    return ggml_permute(ctx, cache, 0, 2, 1, 3);
 }
 
 }  // namespace
@@ -75,10 +82,11 @@ void bench_ggml_quantize(int32_t type, const float * src, void * dst, int64_t n_
     ggml_quantize_chunk(cache_type(type), src, dst, 0, n_rows, row_len, nullptr);
 }
 
-// One layer's attention of the last n_query tokens of n_kv. keys and values are the caller's,
-// [n_kv][n_head_kv][dim], and stay its own. NULL on failure.
+// One layer's attention of the last n_query tokens of n_kv. keys and values are the caller's and
+// stay its own; for capacity see cache_view. NULL on failure.
 void * bench_ggml_new(int32_t n_threads, int64_t n_head, int64_t n_head_kv, int64_t dim,
-                      int64_t n_kv, int64_t n_query, int32_t type, void * keys, void * values) {
+                      int64_t n_kv, int64_t capacity, int64_t n_query, int32_t type, void * keys,
+                      void * values) {
     Attention * a = new Attention;
     a->backend    = ggml_backend_cpu_init();
     ggml_threadpool_params pool = ggml_threadpool_params_default(n_threads);
@@ -95,11 +103,12 @@ void * bench_ggml_new(int32_t n_threads, int64_t n_head, int64_t n_head_kv, int6
     ggml_backend_cpu_set_threadpool(a->backend, a->threadpool);
 
     const ggml_type kv_type = cache_type(type);
-    const size_t    bytes   = ggml_row_size(kv_type, dim * n_head_kv) * (size_t) n_kv;
+    const int64_t   n_cells = capacity > 0 ? capacity : n_kv;
+    const size_t    bytes   = ggml_row_size(kv_type, dim * n_head_kv) * (size_t) n_cells;
     a->keys                 = ggml_backend_cpu_buffer_from_ptr(keys, bytes);
     a->values               = ggml_backend_cpu_buffer_from_ptr(values, bytes);
-    ggml_tensor * k = cache_view(a->context, a->keys, keys, kv_type, dim, n_head_kv, n_kv);
-    ggml_tensor * v = cache_view(a->context, a->values, values, kv_type, dim, n_head_kv, n_kv);
+    ggml_tensor * k = cache_view(a->context, a->keys, keys, kv_type, dim, n_head_kv, n_kv, capacity);
+    ggml_tensor * v = cache_view(a->context, a->values, values, kv_type, dim, n_head_kv, n_kv, capacity);
 
     // q comes as [token][head][dim] and is permuted, as llama.cpp does.
     a->q               = ggml_new_tensor_3d(a->context, GGML_TYPE_F32, dim, n_head, n_query);

@@ -23,15 +23,16 @@ pub struct Dense {
     capacity: usize,
     keys: Buffer<f16>,
     values: Buffer<f16>,
-    states: Vec<SoftmaxState>,
 }
+
+/// One state for each KV head and piece.
+#[derive(Default)]
+pub struct DenseScratch(Vec<SoftmaxState>);
 
 impl Dense {
     pub fn new(n_kv_heads: usize, capacity: usize) -> Self {
         let len = n_kv_heads * capacity * DIM;
-        let mut states = vec![SoftmaxState::default(); n_kv_heads * PIECES];
-        states.iter_mut().for_each(|state| state.reset(GROUP, DIM));
-        Self { n_kv_heads, capacity, keys: Buffer::new(len), values: Buffer::new(len), states }
+        Self { n_kv_heads, capacity, keys: Buffer::new(len), values: Buffer::new(len) }
     }
 
     /// Writes tokens from `first` on; rows are `[token][n_kv_heads][dim]`.
@@ -46,13 +47,22 @@ impl Dense {
     }
 
     /// `q`, `out`: `[n_kv_heads * GROUP][dim]`, q not yet scaled.
-    pub fn attend(&mut self, pool: &mut Pool, q: &[f32], n_tokens: usize, out: &mut [f32]) {
+    pub fn attend(
+        &self,
+        pool: &mut Pool,
+        scratch: &mut DenseScratch,
+        q: &[f32],
+        n_tokens: usize,
+        out: &mut [f32],
+    ) {
+        let states = &mut scratch.0;
+        states.resize_with(self.n_kv_heads * PIECES, SoftmaxState::default);
         let scale = (DIM as f32).sqrt().recip();
         let q: Vec<f32> = q.iter().map(|x| x * scale).collect();
         let (keys, values) = (self.keys.as_slice(), self.values.as_slice());
         let capacity = self.capacity;
         pool.team(|team| {
-            team.for_each_mut(&mut self.states, |i, state| {
+            team.for_each_mut(states, |i, state| {
                 let (head, piece) = (i / PIECES, i % PIECES);
                 let first = piece * n_tokens / PIECES;
                 let rows = first..(piece + 1) * n_tokens / PIECES;
@@ -62,13 +72,18 @@ impl Dense {
                 attend_rows(q, &keys[rows.clone()], &values[rows], state);
             });
         });
-        for (head, pieces) in self.states.chunks_mut(PIECES).enumerate() {
+        for (head, pieces) in states.chunks_mut(PIECES).enumerate() {
             let (state, others) = pieces.split_first_mut().expect("PIECES is not 0");
             others.iter().for_each(|other| state.merge(other));
             for g in 0..GROUP {
                 state.finish(g, &mut out[(head * GROUP + g) * DIM..][..DIM]);
             }
         }
+    }
+
+    /// All keys and values, `[n_kv_heads][capacity][dim]`.
+    pub fn rows(&self) -> (&[f16], &[f16]) {
+        (self.keys.as_slice(), self.values.as_slice())
     }
 
     /// Exact scores of one query head, scaled.

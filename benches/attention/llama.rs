@@ -5,6 +5,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use half::f16;
+
+use crate::generator::{DIM, N_HEADS, N_KV_HEADS};
 use crate::memory::Buffer;
 
 /// What llama.cpp can keep its cache in.
@@ -19,6 +22,7 @@ type Bytes = unsafe extern "C" fn(i32, i64) -> usize;
 type Quantize = unsafe extern "C" fn(i32, *const f32, *mut c_void, i64, i64);
 type New = unsafe extern "C" fn(
     i32,
+    i64,
     i64,
     i64,
     i64,
@@ -140,35 +144,60 @@ impl LlamaCache {
     pub fn attention(
         &self,
         n_threads: usize,
-        n_heads: usize,
-        n_kv_heads: usize,
         n_tokens: usize,
         n_query: usize,
     ) -> LlamaAttention<'_> {
-        let dim = self.row_len / n_kv_heads;
-        // SAFETY: the caches hold n_tokens rows and outlive the attention, which only reads them.
+        let (keys, values) = (self.keys.as_slice(), self.values.as_slice());
+        self.llama.attention(n_threads, [n_tokens, 0, n_query], self.cache_type, keys, values)
+    }
+}
+
+impl Llama {
+    /// The attention of the last tokens over f16 rows that lie head by head,
+    /// `[n_kv_heads][capacity][dim]`.
+    pub fn attention_by_head<'a>(
+        &'a self,
+        n_threads: usize,
+        n_tokens: usize,
+        keys: &'a [f16],
+        values: &'a [f16],
+    ) -> LlamaAttention<'a> {
+        let capacity = keys.len() / (N_KV_HEADS * DIM);
+        self.attention(n_threads, [n_tokens, capacity, 1], CacheType::F16, keys, values)
+    }
+
+    fn attention<'a, T>(
+        &'a self,
+        n_threads: usize,
+        [n_tokens, capacity, n_query]: [usize; 3],
+        cache_type: CacheType,
+        keys: &'a [T],
+        values: &'a [T],
+    ) -> LlamaAttention<'a> {
+        // SAFETY: the rows hold n_tokens tokens and outlive the attention, which only reads them.
         let handle = unsafe {
-            (self.llama.new)(
+            (self.new)(
                 n_threads as i32,
-                n_heads as i64,
-                n_kv_heads as i64,
-                dim as i64,
+                N_HEADS as i64,
+                N_KV_HEADS as i64,
+                DIM as i64,
                 n_tokens as i64,
+                capacity as i64,
                 n_query as i64,
-                self.cache_type as i32,
-                self.keys.as_slice().as_ptr().cast_mut().cast(),
-                self.values.as_slice().as_ptr().cast_mut().cast(),
+                cache_type as i32,
+                keys.as_ptr().cast_mut().cast(),
+                values.as_ptr().cast_mut().cast(),
             )
         };
         assert!(!handle.is_null(), "llama.cpp could not set up its attention");
-        let attention = LlamaAttention { cache: self, handle, len: n_query * n_heads * dim };
+        let attention = LlamaAttention { llama: self, handle, len: n_query * N_HEADS * DIM };
         attention.rest(true);
         attention
     }
 }
 
 pub struct LlamaAttention<'a> {
-    cache: &'a LlamaCache,
+    llama: &'a Llama,
     handle: *mut c_void,
     len: usize,
 }
@@ -177,25 +206,25 @@ impl LlamaAttention<'_> {
     /// Lets its workers sleep, or wakes them.
     pub fn rest(&self, rest: bool) {
         // SAFETY: a live handle.
-        unsafe { (self.cache.llama.rest)(self.handle, i32::from(rest)) };
+        unsafe { (self.llama.rest)(self.handle, i32::from(rest)) };
     }
 
     pub fn set_queries(&mut self, q: &[f32]) {
         assert_eq!(q.len(), self.len);
         // SAFETY: a live handle and as many floats as its queries have.
-        unsafe { (self.cache.llama.set_queries)(self.handle, q.as_ptr()) };
+        unsafe { (self.llama.set_queries)(self.handle, q.as_ptr()) };
     }
 
     pub fn compute(&mut self) {
         // SAFETY: a live handle.
-        let status = unsafe { (self.cache.llama.compute)(self.handle) };
+        let status = unsafe { (self.llama.compute)(self.handle) };
         assert_eq!(status, 0, "llama.cpp's attention failed");
     }
 
     pub fn output(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.len];
         // SAFETY: a live handle and room for its output.
-        unsafe { (self.cache.llama.output)(self.handle, out.as_mut_ptr()) };
+        unsafe { (self.llama.output)(self.handle, out.as_mut_ptr()) };
         out
     }
 }
@@ -204,6 +233,6 @@ impl Drop for LlamaAttention<'_> {
     fn drop(&mut self) {
         self.rest(false);
         // SAFETY: made by `new`, freed once.
-        unsafe { (self.cache.llama.free)(self.handle) };
+        unsafe { (self.llama.free)(self.handle) };
     }
 }

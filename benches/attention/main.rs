@@ -32,11 +32,11 @@ use sekv::pool::Pool;
 use sekv::tensor::{Dtype, View};
 use serde_json::{Value, json};
 
-use dense::Dense;
+use dense::{Dense, DenseScratch};
 use floor::{Rates, Reading, Step};
 use generator::{DIM, Generator, Kind, N_HEADS, N_KV_HEADS};
-use llama::{CacheType, Llama, LlamaCache};
-use rounds::{Samples, Work, alternate, seconds};
+use llama::{CacheType, Llama, LlamaAttention, LlamaCache};
+use rounds::{Samples, Work, alternate, quantile, seconds};
 
 /// Of keys, values and queries.
 const SEED: u64 = 20_251_130;
@@ -95,8 +95,7 @@ struct Row {
     name: String,
     n_ctx: usize,
     samples: Samples,
-    /// Its time as a share of llama.cpp's attention with an f16 cache, and of the dense one's:
-    /// below 1 is faster.
+    /// How many times faster than llama.cpp's attention with an f16 cache, and than the dense one.
     vs_ggml: Option<f64>,
     vs_dense: Option<f64>,
     /// The least possible time over the time taken.
@@ -117,12 +116,15 @@ impl Row {
     }
 
     fn print(&self) {
-        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.3}"));
+        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.2}"));
+        let times = &self.samples.processor;
+        let processor = (!times.is_empty()).then(|| quantile(times, 0.5) * 1e3);
         println!(
-            "| {} | {} | {:.3} | {:.0} % | {} | {} | {} |",
+            "| {} | {} | {:.3} | {} | {:.0} % | {} | {} | {} |",
             self.name,
             self.n_ctx,
             self.samples.median() * 1e3,
+            number(processor),
             self.samples.spread() * 100.0,
             number(self.vs_ggml),
             number(self.vs_dense),
@@ -136,6 +138,7 @@ struct Rivals {
     generator: Generator,
     context: Context,
     dense: Dense,
+    library: Option<Arc<Llama>>,
     llama: Vec<(CacheType, LlamaCache)>,
     n_threads: usize,
     /// Tokens written to the rivals' caches, and committed to the context.
@@ -164,6 +167,7 @@ impl Rivals {
             generator: Generator::new(kind, SEED, capacity),
             context: Context::new(model(), params).expect("the default parameters are valid"),
             dense: Dense::new(N_KV_HEADS, capacity),
+            library: llama.cloned(),
             llama: llama.map_or(Vec::new(), cache),
             n_threads: options.n_threads,
             n_written: 0,
@@ -211,8 +215,8 @@ impl Rivals {
                 let mut copies = (vec![f16::ZERO; keys.len()], vec![f16::ZERO; keys.len()]);
                 copies.0.fill(f16::ONE);
                 copies.1.fill(f16::ONE);
-                self.seal.0.push(seal);
-                self.copy.0.push(
+                self.seal.wall.push(seal);
+                self.copy.wall.push(
                     floor::copy(&mut self.pool, &keys, &mut copies.0)
                         + floor::copy(&mut self.pool, &values, &mut copies.1),
                 );
@@ -317,7 +321,7 @@ fn describe(dense: &Dense, queries: &[Vec<f32>], n_tokens: usize) {
             let sum: f64 = weights.iter().sum();
             sink += weights[..4].iter().sum::<f64>() / sum / n;
             near += weights[n_tokens - 128..].iter().sum::<f64>() / sum / n;
-            let epsilon = 1.5e-4 * 4096.0 / n_tokens as f64;
+            let epsilon = f64::from(Params::default().share_threshold) * 4096.0 / n_tokens as f64;
             let far = &weights[4..n_tokens - 128];
             large += far.iter().filter(|&&w| w / sum > epsilon).count() as f64 / n;
             let far = &scores[4..n_tokens - 128];
@@ -343,7 +347,8 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
     describe(&rivals.dense, &queries, n_tokens);
     let (keys, values) = rivals.rows(n_tokens - 1, 1);
     let n_threads = rivals.n_threads;
-    let Rivals { context, dense, llama, pool, .. } = rivals;
+    let Rivals { context, dense, library, llama, pool, .. } = rivals;
+    let mut dense_scratch = DenseScratch::default();
 
     // What a step chooses, and how far the answers are from the dense one.
     let out = vec![0.0; N_HEADS * DIM];
@@ -354,12 +359,12 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
     for q in &queries {
         pass.run(&mut q.clone());
         let mut right = vec![0.0; N_HEADS * DIM];
-        dense.attend(pool, q, n_tokens, &mut right);
+        dense.attend(pool, &mut dense_scratch, q, n_tokens, &mut right);
         let error = difference(&pass.out, &right);
         worst = worst.max(error);
         mean += error / N_QUERIES as f32;
         for ((_, cache), worst) in llama.iter().zip(&mut llama_worst) {
-            let mut attention = cache.attention(n_threads, N_HEADS, N_KV_HEADS, n_tokens, 1);
+            let mut attention = cache.attention(n_threads, n_tokens, 1);
             attention.rest(false);
             attention.set_queries(q);
             attention.compute();
@@ -393,13 +398,22 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
         Box::new(|| reading.read(*pool.borrow_mut())),
         Box::new(|| {
             let mut pool = pool.borrow_mut();
-            seconds(|| dense.attend(*pool, &queries[0], n_tokens, &mut dense_out))
+            let scratch = &mut dense_scratch;
+            seconds(|| dense.attend(*pool, scratch, &queries[0], n_tokens, &mut dense_out))
         }),
     ];
-    let mut types = Vec::new();
+    let mut names = Vec::new();
+    let (keys, values) = dense.rows();
+    let mut attentions: Vec<LlamaAttention> = Vec::new();
+    if let Some(library) = library {
+        names.push("attend: llama.cpp f16, head by head".to_string());
+        attentions.push(library.attention_by_head(n_threads, n_tokens, keys, values));
+    }
     for (cache_type, cache) in llama.iter() {
-        types.push(*cache_type);
-        let mut attention = cache.attention(n_threads, N_HEADS, N_KV_HEADS, n_tokens, 1);
+        names.push(format!("attend: llama.cpp {cache_type:?}").to_lowercase());
+        attentions.push(cache.attention(n_threads, n_tokens, 1));
+    }
+    for mut attention in attentions {
         attention.set_queries(&queries[0]);
         works.push(Box::new(move || {
             attention.rest(false);
@@ -410,7 +424,7 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
     }
     let samples = alternate(&mut works, n_rounds);
     drop(works);
-    let whole = Samples(pass_seconds.into_inner());
+    let whole = Samples { wall: pass_seconds.into_inner(), ..Samples::default() };
     let pool = pool.into_inner();
 
     let bytes_floor = samples[1].median();
@@ -425,7 +439,8 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
         whole.median() * 1e3
     );
 
-    let ggml = types.iter().position(|&t| t == CacheType::F16).map(|i| &samples[3 + i]);
+    // Of its two layouts the one that is kinder to it.
+    let ggml = samples[3..].iter().take(2).min_by(|a, b| a.median().total_cmp(&b.median()));
     let row = |name: &str, samples: &Samples, of_floor: Option<f64>| Row {
         name: format!("{name}{label}"),
         n_ctx: n_tokens,
@@ -439,8 +454,8 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
         row("attend: read the bytes", &samples[1], None),
         row("attend: dense f16", &samples[2], None),
     ];
-    for (cache_type, samples) in types.iter().zip(&samples[3..]) {
-        rows.push(row(&format!("attend: llama.cpp {cache_type:?}").to_lowercase(), samples, None));
+    for (name, samples) in names.iter().zip(&samples[3..]) {
+        rows.push(row(name, samples, None));
     }
     for row in &mut rows {
         row.vs_dense = Some(row.samples.ratio(&samples[2]));
@@ -472,13 +487,13 @@ fn profile(options: &Options, n_tokens: usize) {
     let cpu = rounds::cpu_seconds();
     let (started, mut times) = (Instant::now(), Samples::default());
     while started.elapsed().as_secs() < 10 {
-        times.0.push(pass.run(&mut queries[times.0.len() % N_QUERIES]).0);
+        times.wall.push(pass.run(&mut queries[times.wall.len() % N_QUERIES]).0);
     }
     println!(
         "{} passes, median attend {:.3} ms, processor time {:.3} ms a pass",
-        times.0.len(),
+        times.wall.len(),
         times.median() * 1e3,
-        (rounds::cpu_seconds() - cpu) / times.0.len() as f64 * 1e3
+        (rounds::cpu_seconds() - cpu) / times.wall.len() as f64 * 1e3
     );
 }
 
@@ -496,8 +511,7 @@ fn prefill(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize) -> Vec<Row> {
     let mut pass = Pass { context, first, keys, values, out };
     pass.run(&mut q);
     let mut llama_attention = llama.iter().find(|(t, _)| *t == CacheType::F16).map(|(_, cache)| {
-        let mut attention =
-            cache.attention(n_threads, N_HEADS, N_KV_HEADS, n_tokens, PREFILL_CHUNK);
+        let mut attention = cache.attention(n_threads, n_tokens, PREFILL_CHUNK);
         attention.set_queries(&q);
         attention.rest(false);
         attention.compute();
@@ -571,9 +585,9 @@ fn main() {
         "\nseal: {:.2} GB/s of f16 keys and values, a copy of them {:.2} GB/s, median of {} chunks",
         gigabytes / seal.median(),
         gigabytes / copy.median(),
-        seal.0.len()
+        seal.wall.len()
     );
-    let of_copy = copy.ratio(&seal);
+    let of_copy = seal.ratio(&copy);
     for (name, samples, of_floor) in
         [("seal 2048", seal, Some(of_copy)), ("seal 2048: copy", copy, None)]
     {
@@ -596,9 +610,9 @@ fn main() {
     }
 
     println!(
-        "\n| what | tokens | median ms | spread | of llama.cpp's f16 time | of dense f16's | of floor |"
+        "\n| what | tokens | median ms | processor ms | spread | times llama.cpp f16 | times dense | of floor |"
     );
-    println!("|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(Row::print);
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/target/bench.json");
     let json = json!({ "rows": rows.iter().map(Row::json).collect::<Vec<_>>() });

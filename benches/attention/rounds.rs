@@ -5,21 +5,25 @@ use std::time::{Duration, Instant};
 
 /// Seconds of one rival, a sample a round.
 #[derive(Clone, Debug, Default)]
-pub struct Samples(pub Vec<f64>);
+pub struct Samples {
+    pub wall: Vec<f64>,
+    /// Processor time of all threads; empty where it wasn't taken.
+    pub processor: Vec<f64>,
+}
 
 impl Samples {
     pub fn median(&self) -> f64 {
-        quantile(&self.0, 0.5)
+        quantile(&self.wall, 0.5)
     }
 
     /// Distance between the quartiles, relative to the median.
     pub fn spread(&self) -> f64 {
-        (quantile(&self.0, 0.75) - quantile(&self.0, 0.25)) / self.median()
+        (quantile(&self.wall, 0.75) - quantile(&self.wall, 0.25)) / self.median()
     }
 
-    /// Median of `self / other`, round by round: what share of the other's time this takes.
+    /// Median of `other / self`, round by round: how many times faster than `other` this is.
     pub fn ratio(&self, other: &Samples) -> f64 {
-        let ratios: Vec<f64> = self.0.iter().zip(&other.0).map(|(s, o)| s / o).collect();
+        let ratios: Vec<f64> = other.wall.iter().zip(&self.wall).map(|(o, s)| o / s).collect();
         quantile(&ratios, 0.5)
     }
 }
@@ -47,12 +51,13 @@ pub fn alternate(rivals: &mut [Work], n_rounds: usize) -> Vec<Samples> {
     for _ in 0..n_rounds {
         for (work, samples) in rivals.iter_mut().zip(&mut samples) {
             work();
-            let started = Instant::now();
+            let (started, processor) = (Instant::now(), cpu_seconds());
             let mut calls = Vec::new();
             while calls.is_empty() || (started.elapsed() < SAMPLE && calls.len() < MOST_CALLS) {
                 calls.push(work());
             }
-            samples.0.push(quantile(&calls, 0.5));
+            samples.wall.push(quantile(&calls, 0.5));
+            samples.processor.push((cpu_seconds() - processor) / calls.len() as f64);
         }
     }
     samples
