@@ -3,7 +3,7 @@
 use super::block::{Block, BlockShape, Rows, Sketch, halves_mut};
 use super::layout::{HeadLayout, widen};
 use crate::error::Result;
-use crate::kernels::{RowCodec, coefficients_pack, sketch_pack};
+use crate::kernels::{RowCodec, coefficients_pack, row_scores, sketch_pack};
 use crate::routing::OpenRows;
 use crate::store::SlowStore;
 
@@ -142,14 +142,23 @@ fn write_values(
     shape.mean_codec.decode(&fast[mean_row], &mut stored_mean);
     let mut basis = Vec::new();
     widen(&layout.value_basis, &mut basis);
-    let mut coefficients = vec![0.0; shape.n_tokens * rank];
+    let codec = RowCodec::F32;
+    let mut residuals = vec![0; shape.n_tokens * codec.row_bytes(dim)];
     let mut residual = vec![0.0; dim];
-    for (value, row) in values.chunks(dim).zip(coefficients.chunks_mut(rank)) {
+    for (value, row) in values.chunks(dim).zip(residuals.chunks_mut(codec.row_bytes(dim))) {
         for (r, (x, m)) in residual.iter_mut().zip(value.iter().zip(&stored_mean)) {
             *r = x - m;
         }
-        for (c, direction) in row.iter_mut().zip(basis.chunks(dim)) {
-            *c = direction.iter().zip(&residual).map(|(d, r)| d * r).sum();
+        codec.encode(&residual, row);
+    }
+    let rows: Vec<&[u8]> = residuals.chunks(codec.row_bytes(dim)).collect();
+    // `[direction][token]`
+    let mut products = vec![0.0; rank * shape.n_tokens];
+    row_scores(codec, dim, &basis, rank, &rows, &mut products, shape.n_tokens);
+    let mut coefficients = vec![0.0; shape.n_tokens * rank];
+    for (t, row) in coefficients.chunks_mut(rank).enumerate() {
+        for (c, products) in row.iter_mut().zip(products.chunks(shape.n_tokens)) {
+            *c = products[t];
         }
     }
     let scales = shape.coefficient_scales(head);
