@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `F32` | 4 d | none |
 //! | `F16` | 2 d | 2^-11 relative |
-//! | `Int8` | d codes, then one f16 scale | half a scale, scale = largest magnitude / 127 |
+//! | `Int8` | d codes, then an f16 scale for each 16 of them | half a scale, scale = largest magnitude of the 16 / 127 |
 //!
 //! Numbers are little-endian and rows need no alignment.
 
@@ -14,6 +14,10 @@ use half::f16;
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+/// Neighbouring elements of an int8 row that share a scale. Keys have channels many times larger
+/// than the others: with one scale a row, their rounding is everybody's.
+pub const SCALE_GROUP: usize = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum RowCodec {
@@ -28,7 +32,7 @@ impl RowCodec {
         match self {
             RowCodec::F32 => 4 * dim,
             RowCodec::F16 => 2 * dim,
-            RowCodec::Int8 => dim + 2,
+            RowCodec::Int8 => dim + 2 * dim.div_ceil(SCALE_GROUP),
         }
     }
 
@@ -98,19 +102,28 @@ fn decode_scalar(codec: RowCodec, row: &[u8], out: &mut [f32]) {
         }
         RowCodec::Int8 => {
             let dim = out.len();
-            let scale = f16::from_le_bytes([row[dim], row[dim + 1]]).to_f32();
-            for (value, code) in out.iter_mut().zip(row) {
-                *value = f32::from(*code as i8) * scale;
+            let (codes, scales) = row.split_at(dim);
+            let groups = out.chunks_mut(SCALE_GROUP).zip(codes.chunks(SCALE_GROUP));
+            for ((values, codes), scale) in groups.zip(scales.chunks_exact(2)) {
+                let scale = f16::from_le_bytes([scale[0], scale[1]]).to_f32();
+                for (value, code) in values.iter_mut().zip(codes) {
+                    *value = f32::from(*code as i8) * scale;
+                }
             }
         }
     }
 }
 
 /// The scale is rounded up, so that the largest magnitude never needs a code beyond 127. It is 0
-/// for a row of zeros only: the least f16 stands in for anything smaller.
+/// for zeros only: the least f16 stands in for anything smaller.
 fn encode_int8(row: &[f32], out: &mut [u8]) {
-    let scale = f16_at_least(largest_magnitude(row) / 127.0);
-    write_int8(row, scale, scale.to_f32(), out);
+    let (codes, scales) = out.split_at_mut(row.len());
+    let groups = row.chunks(SCALE_GROUP).zip(codes.chunks_mut(SCALE_GROUP));
+    for ((values, codes), scale_bytes) in groups.zip(scales.chunks_exact_mut(2)) {
+        let scale = f16_at_least(largest_magnitude(values) / 127.0);
+        write_codes(values, scale.to_f32(), codes);
+        scale_bytes.copy_from_slice(&scale.to_le_bytes());
+    }
 }
 
 /// Written with integers, since the order of f32 operations would keep the compiler from making
@@ -120,17 +133,14 @@ fn largest_magnitude(row: &[f32]) -> f32 {
     f32::from_bits(row.iter().fold(0, |largest, value| largest.max(value.abs().to_bits())))
 }
 
-/// The codes, then the scale, which is the same number twice.
 #[inline(always)]
-fn write_int8(row: &[f32], scale_half: f16, scale: f32, out: &mut [u8]) {
+fn write_codes(values: &[f32], scale: f32, codes: &mut [u8]) {
     debug_assert!(scale.is_finite(), "a row has values beyond what int8 rows can scale");
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let (codes, tail) = out.split_at_mut(row.len());
-    for (code, value) in codes.iter_mut().zip(row) {
+    for (code, value) in codes.iter_mut().zip(values) {
         // 1.5 * 2^23 leaves the whole number, rounded to even, in the lowest bits.
         *code = (value * inverse + 12_582_912.0).to_bits() as u8;
     }
-    tail.copy_from_slice(&scale_half.to_le_bytes());
 }
 
 /// `out[g * stride + t] = q[g] . rows[t]`, q: `[n_group][dim]`, rows as encoded (a longer slice

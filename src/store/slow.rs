@@ -23,7 +23,7 @@ impl SlowStore {
         let mut data = AlignedBytes::zeroed(len)?;
         write(&mut data);
         self.bytes.fetch_add(len as u64, Ordering::Relaxed);
-        Ok(Segment { data, bytes: Arc::clone(&self.bytes) })
+        Ok(Segment(Arc::new(Run { data, bytes: Arc::clone(&self.bytes) })))
     }
 
     /// Bytes of all segments that are alive.
@@ -32,8 +32,11 @@ impl SlowStore {
     }
 }
 
-/// One appended run of bytes.
-pub struct Segment {
+/// One appended run of bytes, shared by its owners.
+#[derive(Clone)]
+pub struct Segment(Arc<Run>);
+
+struct Run {
     data: AlignedBytes,
     bytes: Arc<AtomicU64>,
 }
@@ -42,11 +45,11 @@ impl Deref for Segment {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.data
+        &self.0.data
     }
 }
 
-impl Drop for Segment {
+impl Drop for Run {
     fn drop(&mut self) {
         self.bytes.fetch_sub(self.data.len() as u64, Ordering::Relaxed);
     }

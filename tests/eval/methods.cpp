@@ -13,6 +13,8 @@ namespace sekv_eval {
 namespace {
 
 constexpr char bias_suffix[] = "+bias";
+// A probe: a share threshold that holds at any length, as in "ladder@1e-4".
+constexpr char fixed_threshold[] = "ladder@";
 
 std::vector<method> make_methods(bool probes) {
     std::vector<method> methods;
@@ -87,7 +89,14 @@ std::vector<method> named_methods(const std::string & names) {
     std::istringstream rest(names);
     std::string name;
     while (std::getline(rest, name, ',')) {
-        bool found = false;
+        bool found = name.rfind(fixed_threshold, 0) == 0;
+        if (found) {
+            method fixed = named_methods("ladder").front();
+            fixed.name = name;
+            fixed.params.share_threshold = std::stof(name.substr(sizeof fixed_threshold - 1));
+            fixed.params.share_reference = 0;
+            chosen.push_back(fixed);
+        }
         for (const method & candidate : known) {
             if (candidate.name == name) {
                 chosen.push_back(candidate);

@@ -3,13 +3,22 @@
 //! once for all of them.
 
 use super::super::simd::{F32x8, F32x16, Vector, four};
-use super::RowCodec;
+use super::{RowCodec, SCALE_GROUP};
+use crate::model::MAX_HEAD_DIM;
 use std::arch::x86_64::*;
 
 /// [`RowCodec`] as constants, so that a codec's loop has no choice left in it.
 const F32: u8 = 0;
 const F16: u8 = 1;
 const INT8: u8 = 2;
+
+/// Scales that a row may have.
+const MOST_GROUPS: usize = MAX_HEAD_DIM / SCALE_GROUP;
+
+/// Scales that are converted together.
+const FEW: usize = 4;
+
+const _: () = assert!(SCALE_GROUP.is_multiple_of(F32x16::LANES) && 64 / SCALE_GROUP <= FEW);
 
 /// Rows whose scores are made together; their sums are transposed four by four.
 const ROWS: usize = 4;
@@ -88,10 +97,25 @@ entries!(
 /// instructions to choose from, one of which rounds a scale up by itself.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub fn encode_int8_avx2(row: &[f32], out: &mut [u8]) {
-    let scale = super::largest_magnitude(row) / 127.0;
+    let (codes, scales) = out.split_at_mut(row.len());
+    let (groups, rest) = row.as_chunks::<SCALE_GROUP>();
+    let (code_groups, code_rest) = codes.as_chunks_mut::<SCALE_GROUP>();
+    let mut scales = scales.chunks_exact_mut(2);
+    for ((values, codes), scale) in groups.iter().zip(code_groups).zip(&mut scales) {
+        encode_group(values, codes, scale);
+    }
+    for scale in scales {
+        encode_group(rest, code_rest, scale);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn encode_group(values: &[f32], codes: &mut [u8], scale_bytes: &mut [u8]) {
+    let scale = super::largest_magnitude(values) / 127.0;
     let half = _mm_cvtps_ph::<_MM_FROUND_TO_POS_INF>(_mm_set_ss(scale));
-    let bits = half::f16::from_bits(_mm_cvtsi128_si32(half) as u16);
-    super::write_int8(row, bits, _mm_cvtss_f32(_mm_cvtph_ps(half)), out);
+    super::write_codes(values, _mm_cvtss_f32(_mm_cvtph_ps(half)), codes);
+    scale_bytes.copy_from_slice(&(_mm_cvtsi128_si32(half) as u16).to_le_bytes());
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -139,26 +163,92 @@ unsafe fn load_part<V: Vector, const CODEC: u8>(row: *const u8, c: usize, n: usi
     }
 }
 
-/// A row's scale; 1 for what has none.
+/// The scales of an int8 row as f32, one for each SCALE_GROUP; other codecs have none.
 ///
 /// # Safety
 /// F16C is there and the row is whole.
 #[inline(always)]
-unsafe fn scale<const CODEC: u8>(row: *const u8, dim: usize) -> f32 {
-    // SAFETY: as the caller's.
-    if CODEC == INT8 { unsafe { scale_of(row, dim) } } else { 1.0 }
+unsafe fn scales<const CODEC: u8>(row: *const u8, dim: usize, out: &mut [f32; MOST_GROUPS]) {
+    if CODEC != INT8 {
+        return;
+    }
+    let n = dim.div_ceil(SCALE_GROUP);
+    // SAFETY: n halves follow the codes; `out` has room for whole vectors of them.
+    unsafe {
+        let (from, to) = (row.add(dim).cast::<u16>(), out.as_mut_ptr());
+        let mut i = 0;
+        while i + 4 <= n {
+            let halves = _mm_loadl_epi64(from.add(i).cast());
+            _mm_storeu_ps(to.add(i), _mm_cvtph_ps(halves));
+            i += 4;
+        }
+        while i < n {
+            let bits = from.add(i).read_unaligned();
+            *to.add(i) = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))));
+            i += 1;
+        }
+    }
 }
 
-/// The scale of an int8 row, its last two bytes.
+/// The scales of an int8 row's elements c..c + n, n at most FEW groups.
 ///
 /// # Safety
-/// F16C is there and the row is whole.
+/// F16C is there and the row has these elements.
 #[inline(always)]
-unsafe fn scale_of(row: *const u8, dim: usize) -> f32 {
+unsafe fn few_scales<const CODEC: u8>(row: *const u8, dim: usize, c: usize, n: usize) -> [f32; FEW] {
+    let mut out = [0.0; FEW];
+    if CODEC == INT8 {
+        let n = n.div_ceil(SCALE_GROUP);
+        // SAFETY: n halves follow those of the groups before c.
+        unsafe {
+            let from = row.add(dim).cast::<u16>().add(c / SCALE_GROUP);
+            if n == FEW {
+                let halves = _mm_loadl_epi64(from.cast());
+                _mm_storeu_ps(out.as_mut_ptr(), _mm_cvtph_ps(halves));
+            } else {
+                for (i, out) in out.iter_mut().enumerate().take(n) {
+                    let bits = from.add(i).read_unaligned();
+                    *out = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))));
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Elements c..c + LANES of a row. A vector's elements share a scale: SCALE_GROUP is a multiple
+/// of LANES, as is c.
+///
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+unsafe fn load_scaled<V: Vector, const CODEC: u8>(
+    row: *const u8,
+    c: usize,
+    scales: &[f32; MOST_GROUPS],
+) -> V {
     // SAFETY: as the caller's.
     unsafe {
-        let bits = row.add(dim).cast::<u16>().read_unaligned();
-        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+        let value = load::<V, CODEC>(row, c);
+        if CODEC == INT8 { value.mul(V::splat(scales[c / SCALE_GROUP % MOST_GROUPS])) } else { value }
+    }
+}
+
+/// Elements c..c + n of a row, then zeros.
+///
+/// # Safety
+/// As [`load_part`].
+#[inline(always)]
+unsafe fn load_scaled_part<V: Vector, const CODEC: u8>(
+    row: *const u8,
+    c: usize,
+    n: usize,
+    scales: &[f32; MOST_GROUPS],
+) -> V {
+    // SAFETY: as the caller's.
+    unsafe {
+        let value = load_part::<V, CODEC>(row, c, n);
+        if CODEC == INT8 { value.mul(V::splat(scales[c / SCALE_GROUP % MOST_GROUPS])) } else { value }
     }
 }
 
@@ -167,16 +257,17 @@ unsafe fn scale_of(row: *const u8, dim: usize) -> f32 {
 #[inline(always)]
 unsafe fn decode<V: Vector, const CODEC: u8>(row: &[u8], out: &mut [f32]) {
     let (dim, row, out) = (out.len(), row.as_ptr(), out.as_mut_ptr());
+    let mut of_row = [0.0; MOST_GROUPS];
     // SAFETY: c + LANES <= dim in the loop, the part takes what is left.
     unsafe {
-        let scale = V::splat(scale::<CODEC>(row, dim));
+        scales::<CODEC>(row, dim, &mut of_row);
         let mut c = 0;
         while c + V::LANES <= dim {
-            load::<V, CODEC>(row, c).mul(scale).store(out.add(c));
+            load_scaled::<V, CODEC>(row, c, &of_row).store(out.add(c));
             c += V::LANES;
         }
         if c < dim {
-            load_part::<V, CODEC>(row, c, dim - c).mul(scale).store_part(out.add(c), dim - c);
+            load_scaled_part::<V, CODEC>(row, c, dim - c, &of_row).store_part(out.add(c), dim - c);
         }
     }
 }
@@ -221,6 +312,7 @@ impl Job<'_> {
     ) {
         let dim = self.dim;
         let n_rows = self.rows.len();
+        let mut of_rows = [[0.0; MOST_GROUPS]; ROWS];
         let mut t = 0;
         while t < n_rows {
             // The last block repeats its last row; what it scores is not written.
@@ -231,14 +323,17 @@ impl Job<'_> {
             // SAFETY: c + LANES <= dim in the loop, the part takes what is left of each row and
             // query; scores t..t + n are in each line.
             unsafe {
+                for (of_row, row) in of_rows.iter_mut().zip(rows) {
+                    scales::<CODEC>(row, dim, of_row);
+                }
                 let mut sums = [[V::splat(0.0); ROWS]; G];
                 let mut c = 0;
                 while c + V::LANES <= dim {
                     // Loops instead of closures throughout: a closure would be a function without
                     // the vectors' features, and not be inlined.
                     let mut values = [V::splat(0.0); ROWS];
-                    for (value, row) in values.iter_mut().zip(rows) {
-                        *value = load::<V, CODEC>(row, c);
+                    for ((value, row), of_row) in values.iter_mut().zip(rows).zip(&of_rows) {
+                        *value = load_scaled::<V, CODEC>(row, c, of_row);
                     }
                     for (g, sums) in sums.iter_mut().enumerate() {
                         let q = V::load(q.add(g * dim + c));
@@ -250,8 +345,8 @@ impl Job<'_> {
                 }
                 if c < dim {
                     let mut values = [V::splat(0.0); ROWS];
-                    for (value, row) in values.iter_mut().zip(rows) {
-                        *value = load_part::<V, CODEC>(row, c, dim - c);
+                    for ((value, row), of_row) in values.iter_mut().zip(rows).zip(&of_rows) {
+                        *value = load_scaled_part::<V, CODEC>(row, c, dim - c, of_row);
                     }
                     for (g, sums) in sums.iter_mut().enumerate() {
                         let q = V::load_part(q.add(g * dim + c), dim - c);
@@ -260,21 +355,17 @@ impl Job<'_> {
                         }
                     }
                 }
-                let mut scales = [1.0; ROWS];
-                for (one, row) in scales.iter_mut().zip(rows) {
-                    *one = scale::<CODEC>(row, dim);
-                }
                 let n = (n_rows - t).min(ROWS);
                 for (g, sums) in sums.into_iter().enumerate() {
                     let line = out.add(g * self.stride + t);
                     let scores = four(V::sum4(sums));
                     if n == ROWS {
                         for row in 0..ROWS {
-                            *line.add(row) = scores[row] * scales[row];
+                            *line.add(row) = scores[row];
                         }
                     } else {
                         for row in 0..n {
-                            *line.add(row) = scores[row] * scales[row];
+                            *line.add(row) = scores[row];
                         }
                     }
                 }
@@ -316,46 +407,8 @@ impl Job<'_> {
         w: *const f32,
         acc: *mut f32,
     ) {
-        if CODEC != INT8 {
-            let weights = Weights { at: w, stride: self.stride };
-            // SAFETY: by the contract.
-            return unsafe { self.accumulate_all::<V, CODEC, CHUNKS, G>(self.rows, weights, acc) };
-        }
-        // Scales go into the weights first: a weight is then one broadcast from memory, where it
-        // would be a conversion, a product and a broadcast for each row and query.
-        let mut scales = [0.0f32; BLOCK];
-        let mut scaled = [[0.0f32; BLOCK]; G];
-        for (block, rows) in self.rows.chunks(BLOCK).enumerate() {
-            // SAFETY: a block's rows have their weights in each of the G lines.
-            unsafe {
-                for (scale, row) in scales.iter_mut().zip(rows) {
-                    *scale = scale_of(row.as_ptr(), self.dim);
-                }
-                for (g, scaled) in scaled.iter_mut().enumerate() {
-                    let w = std::slice::from_raw_parts(
-                        w.add(g * self.stride + block * BLOCK),
-                        rows.len(),
-                    );
-                    for ((scaled, w), scale) in scaled.iter_mut().zip(w).zip(&scales) {
-                        *scaled = w * scale;
-                    }
-                }
-                let weights = Weights { at: scaled.as_ptr().cast(), stride: BLOCK };
-                self.accumulate_all::<V, CODEC, CHUNKS, G>(rows, weights, acc);
-            }
-        }
-    }
-
-    /// # Safety
-    /// The features of `V` are there; each of `rows` has its G weights, and `acc` G lines.
-    #[inline(always)]
-    unsafe fn accumulate_all<V: Vector, const CODEC: u8, const CHUNKS: usize, const G: usize>(
-        &self,
-        rows: &[&[u8]],
-        weights: Weights,
-        acc: *mut f32,
-    ) {
-        let dim = self.dim;
+        let (rows, dim) = (self.rows, self.dim);
+        let weights = Weights { at: w, stride: self.stride };
         // SAFETY: each block's elements c..c + n are within the rows and lines of `acc`.
         unsafe {
             let mut c = 0;
@@ -371,7 +424,11 @@ impl Job<'_> {
                 let n = dim - c;
                 let mut sums = [V::splat(0.0); G];
                 for (t, row) in rows.iter().enumerate() {
-                    let value = load_part::<V, CODEC>(row.as_ptr(), c, n);
+                    let [scale, ..] = few_scales::<CODEC>(row.as_ptr(), dim, c, n);
+                    let mut value = load_part::<V, CODEC>(row.as_ptr(), c, n);
+                    if CODEC == INT8 {
+                        value = value.mul(V::splat(scale));
+                    }
                     for (g, sum) in sums.iter_mut().enumerate() {
                         *sum = value.fma(weights.splat(g, t), *sum);
                     }
@@ -385,7 +442,7 @@ impl Job<'_> {
     }
 
     /// # Safety
-    /// As `accumulate_all`, and the rows have elements c..c + CHUNKS * LANES.
+    /// As `accumulate_for`, and the rows have elements c..c + CHUNKS * LANES.
     #[inline(always)]
     unsafe fn accumulate_block<V: Vector, const CODEC: u8, const CHUNKS: usize, const G: usize>(
         &self,
@@ -400,8 +457,13 @@ impl Job<'_> {
             let mut sums = [[V::splat(0.0); CHUNKS]; G];
             for (t, row) in rows.iter().enumerate() {
                 let mut values = [V::splat(0.0); CHUNKS];
+                let scales = few_scales::<CODEC>(row.as_ptr(), dim, c, CHUNKS * V::LANES);
                 for (chunk, value) in values.iter_mut().enumerate() {
                     *value = load::<V, CODEC>(row.as_ptr(), c + chunk * V::LANES);
+                    if CODEC == INT8 {
+                        let group = (c % SCALE_GROUP + chunk * V::LANES) / SCALE_GROUP;
+                        *value = value.mul(V::splat(scales[group]));
+                    }
                 }
                 for (g, sums) in sums.iter_mut().enumerate() {
                     let weight = weights.splat(g, t);
@@ -419,9 +481,6 @@ impl Job<'_> {
         }
     }
 }
-
-/// Rows whose scaled weights are made at a time.
-const BLOCK: usize = 64;
 
 /// A table of weights, one line for each query.
 #[derive(Clone, Copy)]

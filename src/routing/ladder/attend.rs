@@ -3,6 +3,7 @@
 
 use super::layout::widen;
 use super::plan::{Piece, Sealed};
+use super::slab::Stream;
 use crate::attend::{ROWS_AT_ONCE, SoftmaxState, attend_rows};
 use crate::kernels::{coefficients_accumulate, f16_to_f32, prefetch, row_accumulate};
 
@@ -35,11 +36,11 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     scratch.coarse.clear();
     scratch.coarse.extend_from_slice(&piece.block_sum[..n_group * n]);
     for chosen in &piece.fetched {
-        let b = chosen.block as usize;
+        let b = piece.kept[chosen.kept as usize] as usize;
         for g in 0..n_group {
-            let weight = piece.weights[(b * n_group + g) * piece.stride + chosen.token as usize];
+            let at = (chosen.kept as usize * n_group + g) * piece.stride + chosen.token as usize;
             let rest = &mut scratch.coarse[g * n + b];
-            *rest = (*rest - weight).max(0.0);
+            *rest = (*rest - piece.weights[at]).max(0.0);
         }
     }
     let state = &mut scratch.state;
@@ -54,18 +55,20 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
         state.l[g] = sum;
     }
     let mut rows: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
-    for start in (0..n).step_by(ROWS_AT_ONCE) {
-        let later = sealed.blocks[piece.first..piece.first + n].iter().skip(start + ROWS_AT_ONCE);
-        for block in later.take(ROWS_AT_ONCE) {
-            prefetch(&block.fast[block.shape.mean_value(sealed.head)]);
+    let mut done = 0;
+    for (slab, range) in sealed.layer.runs(piece.first..piece.first + n) {
+        let codec = slab.shape.mean_codec;
+        let means = slab.stream(Stream::MeanValue, sealed.head, range.start);
+        let mut means = means.chunks_exact(codec.row_bytes(value_dim));
+        for start in range.clone().step_by(ROWS_AT_ONCE) {
+            let n_rows = (range.end - start).min(ROWS_AT_ONCE);
+            for (row, mean) in rows.iter_mut().zip(means.by_ref().take(n_rows)) {
+                *row = mean;
+            }
+            let (rows, weights) = (&rows[..n_rows], &scratch.coarse[done..]);
+            row_accumulate(codec, value_dim, weights, n, n_group, rows, &mut state.o);
+            done += n_rows;
         }
-        let blocks = &sealed.blocks[piece.first + start..][..(n - start).min(ROWS_AT_ONCE)];
-        for (row, block) in rows.iter_mut().zip(blocks) {
-            *row = &block.fast[block.shape.mean_value(sealed.head)];
-        }
-        let codec = blocks[0].shape.mean_codec;
-        let (rows, weights) = (&rows[..blocks.len()], &scratch.coarse[start..]);
-        row_accumulate(codec, value_dim, weights, n, n_group, rows, &mut state.o);
     }
 }
 
@@ -78,16 +81,20 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
     let scratch = &mut piece.scratch;
     scratch.coefficients.clear();
     scratch.coefficients.resize(n_group * rank, 0.0);
-    let mut runs = piece.middle.chunk_by(|a, b| a.block == b.block).peekable();
+    let mut blocks = sealed.layer.walk();
+    let first = piece.first;
+    let mut runs = piece.middle.chunk_by(|a, b| a.kept == b.kept).peekable();
+    let mut ahead = sealed.layer.walk();
     while let Some(run) = runs.next() {
         if let Some(next) = runs.peek() {
-            let block = &sealed.blocks[piece.first + next[0].block as usize];
-            prefetch(&block.fast[block.shape.coefficients(sealed.head)]);
-            prefetch(&block.fast[block.shape.coefficient_scales(sealed.head)]);
+            let (slab, block) = ahead.find(first + piece.kept[next[0].kept as usize] as usize);
+            prefetch(slab.block(Stream::Coefficients, sealed.head, block));
+            prefetch(slab.block(Stream::CoefficientScales, sealed.head, block));
         }
-        let b = run[0].block as usize;
-        let block = &sealed.blocks[piece.first + b];
-        if block.shape.value_rank == 0 {
+        let kept = run[0].kept as usize;
+        let b = piece.kept[kept] as usize;
+        let (slab, block) = blocks.find(first + b);
+        if slab.shape.value_rank == 0 {
             continue;
         }
         scratch.token_list.clear();
@@ -97,15 +104,15 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
         scratch.codes.resize(n_group * rank, 0.0);
         for g in 0..n_group {
             let factor = piece.factor[g * piece.n_blocks + b];
-            let weights = &piece.weights[(b * n_group + g) * piece.stride..];
+            let weights = &piece.weights[(kept * n_group + g) * piece.stride..];
             for (w, chosen) in scratch.token_weights[g * run.len()..].iter_mut().zip(run) {
                 *w = factor * weights[chosen.token as usize];
             }
         }
-        let codes = &block.fast[block.shape.coefficients(sealed.head)];
+        let codes = slab.block(Stream::Coefficients, sealed.head, block);
         let (list, weights) = (&scratch.token_list[..], &scratch.token_weights[..]);
         coefficients_accumulate(codes, rank, list, weights, run.len(), n_group, &mut scratch.codes);
-        let (minimum, scale) = block.coefficient_scales(sealed.head);
+        let (minimum, scale) = slab.coefficient_scales(sealed.head, block);
         scratch.scales.resize(2 * rank, 0.0);
         f16_to_f32(minimum, &mut scratch.scales[..rank]);
         f16_to_f32(scale, &mut scratch.scales[rank..]);
@@ -133,23 +140,25 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
 
 /// Asks for the rows of the next fetched tokens from `start` on.
 fn prefetch_fetched(piece: &Piece, sealed: &Sealed, start: usize) {
+    let mut blocks = sealed.layer.walk();
     for chosen in piece.fetched.iter().skip(start).take(ROWS_AT_ONCE) {
-        let block = &sealed.blocks[piece.first + chosen.block as usize];
-        block.prefetch_rows(sealed.head, chosen.token as usize);
+        let (slab, block) = blocks.find(piece.block(chosen.kept));
+        slab.prefetch_row(sealed.head, block, chosen.token as usize);
     }
 }
 
 /// The fetched tokens, from their rows.
 fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
-    let Some(codec) = sealed.blocks.first().map(|block| block.shape.row_codec) else { return };
+    let Some(codec) = sealed.layer.slabs().next().map(|slab| slab.shape.row_codec) else { return };
     let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
-    for (i, run) in piece.fetched.chunks(ROWS_AT_ONCE).enumerate() {
-        prefetch_fetched(piece, sealed, (i + 1) * ROWS_AT_ONCE);
+    let mut blocks = sealed.layer.walk();
+    for start in (0..piece.fetched.len()).step_by(ROWS_AT_ONCE) {
+        prefetch_fetched(piece, sealed, start + ROWS_AT_ONCE);
+        let run = &piece.fetched[start..piece.fetched.len().min(start + ROWS_AT_ONCE)];
         for ((key, value), chosen) in keys.iter_mut().zip(&mut values).zip(run) {
-            let block = &sealed.blocks[piece.first + chosen.block as usize];
-            *key = block.key(sealed.head, chosen.token as usize);
-            *value = block.value(sealed.head, chosen.token as usize);
+            let (slab, block) = blocks.find(piece.block(chosen.kept));
+            (*key, *value) = slab.row(sealed.head, block, chosen.token as usize);
         }
         let (keys, values) = (&keys[..run.len()], &values[..run.len()]);
         let (state, rows) = (&mut piece.scratch.state, &mut piece.scratch.rows);
@@ -168,14 +177,20 @@ pub fn attend_dense(
     let [key_dim, value_dim] = dims;
     let state: &mut SoftmaxState = &mut piece.scratch.state;
     state.reset(n_group, value_dim);
-    let mut keys: Vec<&[u8]> = Vec::with_capacity(ROWS_AT_ONCE);
-    let mut values: Vec<&[u8]> = Vec::with_capacity(ROWS_AT_ONCE);
-    for block in &sealed.blocks[piece.first..piece.first + piece.n_blocks] {
-        keys.clear();
-        values.clear();
-        keys.extend((0..block.shape.n_tokens).map(|t| block.key(sealed.head, t)));
-        values.extend((0..block.shape.n_tokens).map(|t| block.value(sealed.head, t)));
-        let codec = block.shape.row_codec;
-        attend_rows(codec, key_dim, q, &keys, &values, None, state, &mut piece.scratch.rows);
+    let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    for (slab, blocks) in sealed.layer.runs(piece.first..piece.first + piece.n_blocks) {
+        let (codec, n_tokens) = (slab.shape.row_codec, slab.shape.n_tokens);
+        for block in blocks {
+            for start in (0..n_tokens).step_by(ROWS_AT_ONCE) {
+                let n = (n_tokens - start).min(ROWS_AT_ONCE);
+                for (t, (key, value)) in keys.iter_mut().zip(&mut values).take(n).enumerate() {
+                    (*key, *value) = slab.row(sealed.head, block, start + t);
+                }
+                let (keys, values) = (&keys[..n], &values[..n]);
+                let rows = &mut piece.scratch.rows;
+                attend_rows(codec, key_dim, q, keys, values, None, state, rows);
+            }
+        }
     }
 }

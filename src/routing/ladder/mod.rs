@@ -2,17 +2,19 @@
 //! read exactly, the others are seen through their block's mean (docs/architecture.md).
 
 mod attend;
-mod block;
 mod dense;
+mod layer;
 mod layout;
 mod plan;
 mod route;
 mod seal;
 mod shrink;
+mod slab;
 mod tokens;
 
 pub use tokens::LadderTokens;
 
-use block::{Block, BlockShape, Sketch};
+use layer::Layer;
 use layout::HeadLayout;
 use plan::LadderPlan;
+use slab::{BlockShape, Sketch, Slab};

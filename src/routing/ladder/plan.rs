@@ -2,14 +2,16 @@
 
 use std::any::Any;
 
-use super::{Block, HeadLayout};
+use super::{HeadLayout, Layer};
 use crate::attend::{RowScratch, SoftmaxState};
 use crate::routing::Plan;
 
-/// A sealed token: its block within a piece, and its place in the block.
+/// A sealed token that is more than a part of its block's coarse row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chosen {
-    pub block: u32,
+    /// Its block's number among those that the piece kept.
+    pub kept: u32,
+    /// Its place in the block.
     pub token: u32,
     /// Mean over the group of the token's share of the attention.
     pub share: f32,
@@ -21,19 +23,30 @@ pub struct Piece {
     /// First block of the layer, and number of blocks.
     pub first: usize,
     pub n_blocks: usize,
-    /// exp(score - the block's largest), `[block][n_group][stride]`.
-    pub weights: Vec<f32>,
-    pub stride: usize,
-    /// Largest score and sum of weights, `[n_group][n_blocks]`.
+    /// Largest score and sum of exp(score - largest), `[n_group][n_blocks]`.
     pub block_max: Vec<f32>,
     pub block_sum: Vec<f32>,
     /// exp(the block's largest score) / Z, by which weights become shares, `[n_group][n_blocks]`.
     pub factor: Vec<f32>,
+    /// The blocks that may hold chosen tokens, by number within the piece, and their
+    /// exp(score - the block's largest), `[kept][n_group][stride]`.
+    pub kept: Vec<u32>,
+    pub weights: Vec<f32>,
+    /// Tokens of a block, and as many rounded up to what a kernel writes.
+    pub n_tokens: usize,
+    pub stride: usize,
     /// Read exactly (the set T).
     pub fetched: Vec<Chosen>,
     /// Seen through the value sketch.
     pub middle: Vec<Chosen>,
     pub scratch: PieceScratch,
+}
+
+impl Piece {
+    /// A kept block's number in the layer.
+    pub fn block(&self, kept: u32) -> usize {
+        self.first + self.kept[kept as usize] as usize
+    }
 }
 
 /// Buffers of one piece, kept from step to step.
@@ -44,7 +57,12 @@ pub struct PieceScratch {
     pub l: Vec<f32>,
     pub q: Vec<f32>,
     pub q_rest: Vec<f32>,
+    /// What the mean keys add to their blocks' scores, `[n_group][SCORED_AT_ONCE]`.
+    pub offsets: Vec<f32>,
+    /// Of one block, `[n_group]`.
     pub offset: Vec<f32>,
+    /// Score below which a block needs no weights, `[n_group]`.
+    pub floor: Vec<f32>,
     /// Coarse weights, `[n_group][n_blocks]`.
     pub coarse: Vec<f32>,
     pub coefficients: Vec<f32>,
@@ -81,6 +99,7 @@ impl LadderPlan {
             let number = i % n_pieces;
             piece.first = number * n_blocks / n_pieces;
             piece.n_blocks = (number + 1) * n_blocks / n_pieces - piece.first;
+            piece.kept.clear();
             piece.fetched.clear();
             piece.middle.clear();
         }
@@ -113,7 +132,7 @@ impl Plan for LadderPlan {
 /// What a piece reads: the blocks of one layer and the choices of one KV head.
 #[derive(Clone, Copy)]
 pub struct Sealed<'a> {
-    pub blocks: &'a [std::sync::Arc<Block>],
+    pub layer: &'a Layer,
     pub head: usize,
     pub layout: &'a HeadLayout,
 }

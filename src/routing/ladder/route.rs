@@ -1,97 +1,174 @@
 //! Route: score every sealed token from its sketch, and choose what to read exactly.
 
-use super::block::Sketch;
-use super::plan::{Chosen, Piece, Sealed};
-use crate::kernels::{RowCodec, exp_minus, max, prefetch_value, row_scores, sketch_scores};
+use std::ops::Range;
 
-/// Blocks whose sketches are asked for before they are scored.
-const AHEAD: usize = 2;
+use super::plan::{Chosen, Piece, Sealed};
+use super::slab::{Sketch, Slab, Stream};
+use crate::attend::SoftmaxState;
+use crate::kernels::{RowCodec, exp_minus, max, row_scores, sketch_scores};
+
+/// Blocks of one slab that are scored before sums and floor move on.
+pub const SCORED_AT_ONCE: usize = 64;
 
 /// Scores the piece's tokens for a group of query heads (`q`: `[n_group][key_dim]`, scaled):
 ///
 /// s_t = sum over kept dimensions of q_j k_tj + sum over the others of q_j m_bj
 ///
-/// where k is the sketch and m_b the block's mean key. Leaves exp(s_t - block maximum) in
-/// `weights`, and the piece's own maximum and sum in the scratch.
-pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], n_group: usize) {
-    let blocks = &sealed.blocks[piece.first..piece.first + piece.n_blocks];
-    let longest = blocks.iter().map(|b| b.shape.n_tokens).max().unwrap_or(0);
-    piece.stride = longest.next_multiple_of(16);
-    let block_len = n_group * piece.stride;
-    piece.weights.resize(blocks.len() * block_len, 0.0);
-    piece.block_max.resize(blocks.len() * n_group, 0.0);
-    piece.block_sum.resize(blocks.len() * n_group, 0.0);
-    piece.scratch.m.clear();
-    piece.scratch.m.resize(n_group, f32::NEG_INFINITY);
-    piece.scratch.l.clear();
-    piece.scratch.l.resize(n_group, 0.0);
+/// where k is the sketch and m_b the block's mean key. Leaves each block's maximum and sum of
+/// exp(s_t - maximum), and the piece's own in the scratch.
+///
+/// Z is at least what `seen` (residents, and the step's own rows) and the blocks scored so far sum
+/// to. A block whose largest score is below the lower threshold even of that keeps no weights: no
+/// token of it can be chosen, and its coarse row needs the sum alone.
+pub fn score(
+    piece: &mut Piece,
+    sealed: &Sealed,
+    q: &[f32],
+    seen: &SoftmaxState,
+    at: Thresholds,
+) {
+    let (n_group, n_blocks) = (seen.n_group(), piece.n_blocks);
+    piece.block_max.resize(n_blocks * n_group, 0.0);
+    piece.block_sum.resize(n_blocks * n_group, 0.0);
+    let scratch = &mut piece.scratch;
+    scratch.m.clear();
+    scratch.m.resize(n_group, f32::NEG_INFINITY);
+    scratch.l.clear();
+    scratch.l.resize(n_group, 0.0);
+    scratch.floor.clear();
+    scratch.floor.extend((0..n_group).map(|g| at.floor(seen.log_sum(g))));
+    let blocks = piece.first..piece.first + n_blocks;
+    let runs = || sealed.layer.runs(blocks.clone());
+    piece.n_tokens = runs().next().map_or(0, |(slab, _)| slab.shape.n_tokens);
+    piece.stride = piece.n_tokens.next_multiple_of(16);
 
-    let n_blocks = blocks.len();
     let mut prepared = None;
-    for block in blocks.iter().take(AHEAD) {
-        block.prefetch_sketch(sealed.head);
+    let mut done = 0;
+    for (slab, range) in runs() {
+        if prepared != Some(slab.shape.sketch) {
+            prepare_query(&mut piece.scratch, sealed, slab.shape.sketch, q, n_group);
+            prepared = Some(slab.shape.sketch);
+        }
+        for first in range.clone().step_by(SCORED_AT_ONCE) {
+            let n = SCORED_AT_ONCE.min(range.end - first);
+            offsets(piece, slab, sealed.head, first, n, n_group);
+            for i in 0..n {
+                score_block(piece, slab, sealed.head, first + i, done + i, i, q, n_group);
+            }
+            sum_up(piece, done..done + n, n_group, seen, at);
+            done += n;
+        }
     }
-    for (b, block) in blocks.iter().enumerate() {
-        if let Some(later) = blocks.get(b + 2 * AHEAD) {
-            prefetch_value(&**later);
-        }
-        if let Some(later) = blocks.get(b + AHEAD) {
-            later.prefetch_sketch(sealed.head);
-        }
-        let weights = &mut piece.weights[b * block_len..][..block_len];
-        let shape = &block.shape;
-        if prepared != Some(shape.sketch) {
-            prepare_query(&mut piece.scratch, sealed, shape.sketch, q, n_group);
-            prepared = Some(shape.sketch);
-        }
-        let scratch = &mut piece.scratch;
-        let codes = &block.fast[shape.codes(sealed.head)];
-        match shape.sketch {
-            Sketch::Raw => {
-                for t in 0..shape.n_tokens {
-                    let len = RowCodec::F32.row_bytes(shape.key_dim);
-                    let row = &codes[t * len..][..len];
-                    let out = &mut weights[t..];
-                    row_scores(RowCodec::F32, shape.key_dim, q, n_group, &[row], out, piece.stride);
-                }
-            }
-            Sketch::Packed { .. } => {
-                let mean = &block.fast[shape.mean_key(sealed.head)];
-                scratch.offset.resize(n_group, 0.0);
-                let (q_rest, offset) = (&scratch.q_rest[..], &mut scratch.offset[..]);
-                row_scores(shape.mean_codec, shape.key_dim, q_rest, n_group, &[mean], offset, 1);
-                let kernel_shape = shape.sketch.shape();
-                if kernel_shape.channels() == 0 {
-                    for (weights, &s) in weights.chunks_mut(piece.stride).zip(offset.iter()) {
-                        weights.fill(s);
-                    }
-                } else {
-                    let (minimum, scale) = block.channels(sealed.head);
-                    let n = shape.n_tokens;
-                    let q = &scratch.q[..];
-                    sketch_scores(
-                        &kernel_shape,
-                        codes,
-                        minimum,
-                        scale,
-                        n,
-                        q,
-                        n_group,
-                        offset,
-                        weights,
-                        piece.stride,
-                    );
-                }
+}
+
+/// What the mean keys of `n` blocks add to the scores of each block's tokens.
+fn offsets(piece: &mut Piece, slab: &Slab, head: usize, first: usize, n: usize, n_group: usize) {
+    let shape = &slab.shape;
+    if shape.sketch == Sketch::Raw {
+        return;
+    }
+    let row_bytes = shape.mean_codec.row_bytes(shape.key_dim);
+    let mut means: [&[u8]; SCORED_AT_ONCE] = [&[]; SCORED_AT_ONCE];
+    let rows = slab.stream(Stream::MeanKey, head, first).chunks_exact(row_bytes);
+    means.iter_mut().zip(rows).take(n).for_each(|(mean, row)| *mean = row);
+    let scratch = &mut piece.scratch;
+    scratch.offsets.resize(n_group * SCORED_AT_ONCE, 0.0);
+    let (q, out) = (&scratch.q_rest[..], &mut scratch.offsets[..]);
+    row_scores(shape.mean_codec, shape.key_dim, q, n_group, &means[..n], out, SCORED_AT_ONCE);
+}
+
+/// Scores one block: `block` of the slab, number `number` of the piece, `i` of those at once.
+#[allow(clippy::too_many_arguments, reason = "a block has a number in slab, piece and batch")]
+fn score_block(
+    piece: &mut Piece,
+    slab: &Slab,
+    head: usize,
+    block: usize,
+    number: usize,
+    i: usize,
+    q: &[f32],
+    n_group: usize,
+) {
+    let (shape, stride, n) = (&slab.shape, piece.stride, piece.n_tokens);
+    let start = piece.kept.len() * n_group * stride;
+    if piece.weights.len() < start + n_group * stride {
+        piece.weights.resize(start + n_group * stride, 0.0);
+    }
+    let weights = &mut piece.weights[start..start + n_group * stride];
+    let scratch = &mut piece.scratch;
+    let codes = slab.block(Stream::Codes, head, block);
+    match shape.sketch {
+        Sketch::Raw => {
+            let len = RowCodec::F32.row_bytes(shape.key_dim);
+            for (t, row) in codes.chunks_exact(len).enumerate() {
+                let out = &mut weights[t..];
+                row_scores(RowCodec::F32, shape.key_dim, q, n_group, &[row], out, stride);
             }
         }
-        for g in 0..n_group {
-            let weights = &mut weights[g * piece.stride..][..shape.n_tokens];
-            let m = max(weights);
-            let sum = exp_minus(weights, m);
-            piece.block_max[g * n_blocks + b] = m;
-            piece.block_sum[g * n_blocks + b] = sum;
-            add(&mut scratch.m[g], &mut scratch.l[g], m, sum);
+        Sketch::Packed { .. } => {
+            let offsets = scratch.offsets.chunks_exact(SCORED_AT_ONCE).map(|of_head| of_head[i]);
+            scratch.offset.clear();
+            scratch.offset.extend(offsets);
+            let offset = &scratch.offset[..];
+            let kernel_shape = shape.sketch.shape();
+            if kernel_shape.channels() == 0 {
+                for (weights, &s) in weights.chunks_mut(stride).zip(offset) {
+                    weights.fill(s);
+                }
+            } else {
+                let (minimum, scale) = slab.channels(head, block);
+                let q = &scratch.q[..];
+                sketch_scores(
+                    &kernel_shape,
+                    codes,
+                    minimum,
+                    scale,
+                    n,
+                    q,
+                    n_group,
+                    offset,
+                    weights,
+                    stride,
+                );
+            }
         }
+    }
+    let mut keep = false;
+    let n_blocks = piece.n_blocks;
+    for g in 0..n_group {
+        let weights = &mut weights[g * stride..][..n];
+        let m = max(weights);
+        keep |= m >= scratch.floor[g];
+        piece.block_max[g * n_blocks + number] = m;
+        piece.block_sum[g * n_blocks + number] = exp_minus(weights, m);
+    }
+    if keep {
+        piece.kept.push(number as u32);
+    }
+}
+
+/// Takes the sums of some blocks into the piece's, and raises the floor accordingly.
+fn sum_up(
+    piece: &mut Piece,
+    blocks: Range<usize>,
+    n_group: usize,
+    seen: &SoftmaxState,
+    at: Thresholds,
+) {
+    let scratch = &mut piece.scratch;
+    let mut factors = [0.0; SCORED_AT_ONCE];
+    for g in 0..n_group {
+        let range = g * piece.n_blocks + blocks.start..g * piece.n_blocks + blocks.end;
+        let factors = &mut factors[..blocks.len()];
+        factors.copy_from_slice(&piece.block_max[range.clone()]);
+        let m = max(factors);
+        exp_minus(factors, m);
+        let sums = piece.block_sum[range].iter();
+        let l: f32 = sums.zip(factors.iter()).map(|(sum, factor)| sum * factor).sum();
+        add(&mut scratch.m[g], &mut scratch.l[g], m, l);
+        let (mut m, mut l) = (scratch.m[g], scratch.l[g]);
+        add(&mut m, &mut l, seen.m[g], seen.l[g]);
+        scratch.floor[g] = at.floor(m + l.ln());
     }
 }
 
@@ -146,18 +223,24 @@ impl Thresholds {
             middle: middle.map_or(f32::INFINITY, |fraction| fraction * epsilon),
         }
     }
+
+    fn lowest(&self) -> f32 {
+        self.fetch.min(self.middle)
+    }
+
+    /// The score below which no token of one head reaches the lower threshold, if log Z is
+    /// `log_sum`. A mean over heads is no larger than the largest.
+    fn floor(&self, log_sum: f32) -> f32 {
+        // Less what rounding may add to a share.
+        if self.lowest() > 0.0 { log_sum + self.lowest().ln() - 1e-3 } else { f32::NEG_INFINITY }
+    }
 }
 
 /// Chooses tokens by their share, mean over the group: exp(score) / Z. `log_sum` is log Z of each
 /// head. A block whose largest shares cannot reach the lower threshold is passed over whole.
-pub fn select(
-    piece: &mut Piece,
-    log_sum: &[f32],
-    n_tokens: impl Fn(usize) -> usize,
-    at: Thresholds,
-) {
+pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
     let (n_group, n_blocks) = (log_sum.len(), piece.n_blocks);
-    let lowest = at.fetch.min(at.middle);
+    let lowest = at.lowest();
     piece.factor.clear();
     piece.factor.extend_from_slice(&piece.block_max[..n_group * n_blocks]);
     for (factor, &log_sum) in piece.factor.chunks_mut(n_blocks.max(1)).zip(log_sum) {
@@ -165,17 +248,17 @@ pub fn select(
     }
     // Mean over the group.
     let share = (n_group as f32).recip();
-    piece.scratch.shares.resize(piece.stride, 0.0);
-    for b in 0..n_blocks {
-        let factor = |g: usize| piece.factor[g * n_blocks + b] * share;
+    let stride = piece.stride;
+    piece.scratch.shares.resize(piece.n_tokens, 0.0);
+    for (kept, &block) in piece.kept.iter().enumerate() {
+        let factor = |g: usize| piece.factor[g * n_blocks + block as usize] * share;
         if (0..n_group).map(factor).sum::<f32>() <= lowest {
             continue;
         }
-        let n = n_tokens(piece.first + b);
-        let shares = &mut piece.scratch.shares[..n];
+        let shares = &mut piece.scratch.shares[..];
         shares.fill(0.0);
-        for g in 0..n_group {
-            let weights = &piece.weights[(b * n_group + g) * piece.stride..][..n];
+        let weights = &piece.weights[kept * n_group * stride..][..n_group * stride];
+        for (g, weights) in weights.chunks_exact(stride).enumerate() {
             let factor = factor(g);
             shares.iter_mut().zip(weights).for_each(|(share, weight)| *share += factor * weight);
         }
@@ -184,11 +267,11 @@ pub fn select(
                 continue;
             }
             for (j, &share) in some.iter().enumerate() {
-                let token = (i * LOOKED_AT + j) as u32;
+                let (kept, token) = (kept as u32, (i * LOOKED_AT + j) as u32);
                 if share > at.fetch {
-                    piece.fetched.push(Chosen { block: b as u32, token, share });
+                    piece.fetched.push(Chosen { kept, token, share });
                 } else if share > at.middle {
-                    piece.middle.push(Chosen { block: b as u32, token, share });
+                    piece.middle.push(Chosen { kept, token, share });
                 }
             }
         }
@@ -226,6 +309,6 @@ pub fn limit(pieces: &mut [Piece], budget: usize, middle: bool) {
             }
             keep
         });
-        middle_list.sort_unstable_by_key(|chosen| (chosen.block, chosen.token));
+        middle_list.sort_unstable_by_key(|chosen| (chosen.kept, chosen.token));
     }
 }

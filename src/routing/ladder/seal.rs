@@ -1,7 +1,7 @@
 //! Sealing: a block of tokens becomes a sketch and means on the fast tier and rows on the slow one.
 
-use super::block::{Block, BlockShape, Rows, Sketch, halves_mut};
 use super::layout::{HeadLayout, widen};
+use super::slab::{BlockShape, Sketch, Slab, Stream, halves_mut};
 use crate::error::Result;
 use crate::kernels::{RowCodec, coefficients_pack, row_scores, sketch_pack};
 use crate::routing::OpenRows;
@@ -20,46 +20,42 @@ struct HeadRows {
     values: Vec<f32>,
 }
 
+impl HeadRows {
+    fn new(shape: &BlockShape) -> Self {
+        Self {
+            keys: vec![0.0; shape.n_tokens * shape.key_dim],
+            values: vec![0.0; shape.n_tokens * shape.value_dim],
+        }
+    }
+}
+
 /// Seals the block's tokens for all KV heads of one layer.
 pub fn seal_block(
     shape: BlockShape,
     heads: &[HeadLayout],
     source: &Source,
     store: &SlowStore,
-) -> Result<Block> {
-    let mut block = Block {
-        shape,
-        fast: crate::store::AlignedBytes::zeroed(shape.fast_bytes())?,
-        rows: Rows::Fast,
-    };
-    let mut scratch = HeadRows {
-        keys: vec![0.0; shape.n_tokens * shape.key_dim],
-        values: vec![0.0; shape.n_tokens * shape.value_dim],
-    };
-    let segment = store.append(shape.rows_bytes(), |rows| {
+) -> Result<Slab> {
+    let mut scratch = HeadRows::new(&shape);
+    Slab::sealed(shape, store, |slab, rows| {
         for (head, layout) in heads.iter().enumerate() {
             read_head(&shape, source, head, &mut scratch);
             write_rows(&shape, source, head, &scratch, rows);
-            write_sketch(&shape, layout, head, &scratch.keys, &mut block.fast);
-            write_values(&shape, layout, head, &scratch.values, &mut block.fast);
+            write_sketch(&shape, layout, head, &scratch.keys, slab);
+            write_values(&shape, layout, head, &scratch.values, slab);
         }
-    })?;
-    block.rows = Rows::Slow(segment);
-    Ok(block)
+    })
 }
 
 /// Keeps the block's tokens whole on the fast tier.
-pub fn dense_block(shape: BlockShape, source: &Source) -> Result<Block> {
-    let mut block = Block::dense(shape)?;
-    let mut scratch = HeadRows {
-        keys: vec![0.0; shape.n_tokens * shape.key_dim],
-        values: vec![0.0; shape.n_tokens * shape.value_dim],
-    };
-    for head in 0..shape.n_kv_heads {
-        read_head(&shape, source, head, &mut scratch);
-        write_rows(&shape, source, head, &scratch, &mut block.fast);
-    }
-    Ok(block)
+pub fn dense_block(shape: BlockShape, source: &Source) -> Result<Slab> {
+    let mut scratch = HeadRows::new(&shape);
+    Slab::dense(shape, |rows| {
+        for head in 0..shape.n_kv_heads {
+            read_head(&shape, source, head, &mut scratch);
+            write_rows(&shape, source, head, &scratch, rows);
+        }
+    })
 }
 
 fn read_head(shape: &BlockShape, source: &Source, head: usize, out: &mut HeadRows) {
@@ -92,13 +88,13 @@ fn write_sketch(
     layout: &HeadLayout,
     head: usize,
     keys: &[f32],
-    fast: &mut [u8],
+    slab: &mut Slab,
 ) {
-    shape.mean_codec.encode(&mean(keys, shape.key_dim), &mut fast[shape.mean_key(head)]);
+    shape.mean_codec.encode(&mean(keys, shape.key_dim), slab.stream_mut(Stream::MeanKey, head));
     match shape.sketch {
         Sketch::Raw => {
             let len = RowCodec::F32.row_bytes(shape.key_dim);
-            let rows = fast[shape.codes(head)].chunks_mut(len);
+            let rows = slab.stream_mut(Stream::Codes, head).chunks_mut(len);
             for (key, row) in keys.chunks(shape.key_dim).zip(rows) {
                 RowCodec::F32.encode(key, row);
             }
@@ -113,12 +109,8 @@ fn write_sketch(
             for (key, row) in keys.chunks(shape.key_dim).zip(gathered.chunks_mut(n_channels)) {
                 layout.gather(key, row);
             }
-            let (codes, rest) = fast.split_at_mut(shape.codes(shape.n_kv_heads).start);
-            let channels = shape.channels(head);
-            let offset = codes.len();
-            let scales = halves_mut(&mut rest[channels.start - offset..channels.end - offset]);
-            let (minimum, scale) = scales.split_at_mut(n_channels);
-            let codes = &mut codes[shape.codes(head)];
+            let (codes, scales) = slab.streams_mut(Stream::Codes, Stream::Channels, head);
+            let (minimum, scale) = halves_mut(scales).split_at_mut(n_channels);
             sketch_pack(&kernel_shape, &gathered, shape.n_tokens, codes, minimum, scale);
         }
     }
@@ -129,17 +121,17 @@ fn write_values(
     layout: &HeadLayout,
     head: usize,
     values: &[f32],
-    fast: &mut [u8],
+    slab: &mut Slab,
 ) {
     let (dim, rank) = (shape.value_dim, shape.value_rank);
-    let mean_row = shape.mean_value(head);
-    shape.mean_codec.encode(&mean(values, dim), &mut fast[mean_row.clone()]);
+    let mean_row = slab.stream_mut(Stream::MeanValue, head);
+    shape.mean_codec.encode(&mean(values, dim), mean_row);
     if rank == 0 {
         return;
     }
     // Residuals are taken from the mean as it is stored, so that its rounding is made good too.
     let mut stored_mean = vec![0.0; dim];
-    shape.mean_codec.decode(&fast[mean_row], &mut stored_mean);
+    shape.mean_codec.decode(mean_row, &mut stored_mean);
     let mut basis = Vec::new();
     widen(&layout.value_basis, &mut basis);
     let codec = RowCodec::F32;
@@ -161,12 +153,8 @@ fn write_values(
             *c = products[t];
         }
     }
-    let scales = shape.coefficient_scales(head);
-    let codes = shape.coefficients(head);
-    let (before, after) = fast.split_at_mut(shape.coefficients(0).start);
-    let offset = before.len();
-    let (minimum, scale) = halves_mut(&mut before[scales]).split_at_mut(rank);
-    let codes = &mut after[codes.start - offset..codes.end - offset];
+    let (scales, codes) = slab.streams_mut(Stream::CoefficientScales, Stream::Coefficients, head);
+    let (minimum, scale) = halves_mut(scales).split_at_mut(rank);
     coefficients_pack(&coefficients, shape.n_tokens, rank, codes, minimum, scale);
 }
 

@@ -2,14 +2,19 @@
 //! oldest blocks' sketches are repacked smaller, down to their means. Nothing is lost: the rows
 //! stay on the slow tier.
 
+use std::ops::Range;
+
 use super::layout::sketch_of;
 use super::seal::{Source, seal_block};
 use super::tokens::BlockRows;
-use super::{Block, BlockShape, LadderTokens, Sketch};
+use super::{BlockShape, LadderTokens, Sketch, Slab};
 use crate::error::{Result, fail};
 use crate::params::SketchProfile;
 use crate::pool::Team;
 use crate::routing::SealedTokens;
+
+/// Blocks that give up bytes together.
+const AT_ONCE: usize = 16;
 
 /// Frees at least `excess` bytes where it can; returns what was freed.
 pub fn shrink(tokens: &mut LadderTokens, team: &Team, excess: u64) -> Result<u64> {
@@ -17,12 +22,12 @@ pub fn shrink(tokens: &mut LadderTokens, team: &Team, excess: u64) -> Result<u64
     let freed = |tokens: &LadderTokens| before.saturating_sub(tokens.bytes().fast());
     while freed(tokens) < excess && seal_dense_layer(tokens, team)? {}
     for notch in 0..NOTCHES.len() {
-        let n_blocks = tokens.layers[0].len();
-        for b in 0..n_blocks {
+        let n_blocks = tokens.layers[0].n_blocks();
+        for first in (0..n_blocks).step_by(AT_ONCE) {
             if freed(tokens) >= excess {
                 return Ok(freed(tokens));
             }
-            repack(tokens, b, notch)?;
+            repack(tokens, first..(first + AT_ONCE).min(n_blocks), notch)?;
         }
     }
     Ok(freed(tokens))
@@ -46,38 +51,45 @@ fn seal_dense_layer(tokens: &mut LadderTokens, team: &Team) -> Result<bool> {
     let Some(layer) = layout.dense_layers.pop() else { return Ok(false) };
     let heads = layout.heads[layer].clone();
     let (shape, store) = (tokens.shape(layer, tokens.sketch()), tokens.store.clone());
-    tokens
-        .rebuild_layer(team, layer, |_, block| seal_again(block, shape, &heads, layer, &store))?;
+    tokens.rebuild_layer(team, layer, |slab, block| {
+        seal_again(slab, block, shape, &heads, layer, &store)
+    })?;
     Ok(true)
 }
 
-/// Repacks block `b` of every layer at a notch, where that makes it smaller.
-fn repack(tokens: &mut LadderTokens, b: usize, notch: usize) -> Result<()> {
+/// Repacks some blocks of every layer at a notch, where that makes them smaller.
+fn repack(tokens: &mut LadderTokens, blocks: Range<usize>, notch: usize) -> Result<()> {
+    let n_blocks = blocks.len() as u64;
     let mut repacked = false;
     for layer in 0..tokens.layers.len() {
         let shape = shape_at(tokens, layer, notch);
-        let block = &tokens.layers[layer][b];
-        if block.is_dense() || shape.fast_bytes() >= block.fast.len() {
-            continue;
-        }
         let Some(layout) = &tokens.layout else {
             fail!(Internal, "a block was sealed before there was a layout");
         };
-        let smaller = seal_again(block, shape, &layout.heads[layer], layer, &tokens.store)?;
-        tokens.replace(layer, b, smaller);
-        repacked = true;
+        let (heads, store) = (&layout.heads[layer], &tokens.store);
+        repacked |= tokens.layers[layer].replace(blocks.clone(), |slab| {
+            if slab.is_dense() || shape.fast_bytes() >= slab.shape.fast_bytes() {
+                return Ok(None);
+            }
+            let made = (0..slab.n_blocks).map(|b| seal_again(slab, b, shape, heads, layer, store));
+            let made = made.collect::<Result<Vec<Slab>>>()?;
+            let parts: Vec<_> = made.iter().map(|slab| (slab, 0..1)).collect();
+            Ok(Some(Slab::concat(&parts)?))
+        })?;
     }
-    tokens.repacked_blocks += u64::from(repacked);
+    tokens.count_bytes();
+    tokens.repacked_blocks += if repacked { n_blocks } else { 0 };
     Ok(())
 }
 
 fn seal_again(
-    block: &Block,
+    slab: &Slab,
+    block: usize,
     shape: BlockShape,
     heads: &[super::HeadLayout],
     layer: usize,
     store: &crate::store::SlowStore,
-) -> Result<Block> {
-    let rows = BlockRows { block, first: 0 };
+) -> Result<Slab> {
+    let rows = BlockRows { slab, block, first: 0 };
     seal_block(shape, heads, &Source { rows: &rows, layer, first: 0 }, store)
 }

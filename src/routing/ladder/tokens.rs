@@ -7,7 +7,7 @@ use super::layout::{self, SequenceLayout};
 use super::plan::Sealed;
 use super::route::{self, Thresholds};
 use super::seal::{Source, dense_block, seal_block};
-use super::{Block, BlockShape, HeadLayout, LadderPlan, Sketch, dense};
+use super::{BlockShape, HeadLayout, LadderPlan, Layer, Sketch, Slab, dense};
 use crate::attend::SoftmaxState;
 use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
@@ -17,7 +17,7 @@ use crate::pool::Team;
 use crate::routing::{
     OpenRows, Plan, Queries, RecentQueries, RouteLimits, RoutingReport, SealedBytes, SealedTokens,
 };
-use crate::store::SlowStore;
+use crate::store::{Segment, SlowStore};
 
 /// Blocks that one thread takes at a time, at the least: below, sharing costs more than it gains.
 const BLOCKS_A_PIECE: usize = 8;
@@ -30,8 +30,7 @@ pub struct LadderTokens {
     pub(super) params: Arc<Params>,
     pub(super) store: SlowStore,
     pub(super) layout: Option<SequenceLayout>,
-    /// `[layer][block]`
-    pub(super) layers: Vec<Vec<Arc<Block>>>,
+    pub(super) layers: Vec<Layer>,
     bytes: SealedBytes,
     n_threads_hint: usize,
     pub(super) repacked_blocks: u64,
@@ -48,7 +47,7 @@ impl LadderTokens {
             params: Arc::clone(params),
             store: store.clone(),
             layout: None,
-            layers: model.geometry.layers.iter().map(|_| Vec::new()).collect(),
+            layers: vec![Layer::default(); model.geometry.layers.len()],
             bytes: SealedBytes::default(),
             n_threads_hint,
             repacked_blocks: 0,
@@ -88,7 +87,7 @@ impl LadderTokens {
         layout::sketch_of(self.params.sketch_profile(dim), dim)
     }
 
-    fn make_block(&self, layer: usize, first: usize, rows: &dyn OpenRows) -> Result<Block> {
+    fn make_block(&self, layer: usize, first: usize, rows: &dyn OpenRows) -> Result<Slab> {
         let source = Source { rows, layer, first };
         let Some(layout) = &self.layout else {
             fail!(Internal, "tokens were to be sealed before there was a layout");
@@ -101,28 +100,34 @@ impl LadderTokens {
         }
     }
 
-    /// Makes one layer's blocks anew, in parallel; replaces them only when all are made.
+    /// Makes one layer's blocks anew, in parallel, each from its slab and number in it; replaces
+    /// them only when all are made.
     pub(super) fn rebuild_layer(
         &mut self,
         team: &Team,
         layer: usize,
-        make: impl Fn(usize, &Block) -> Result<Block> + Sync,
+        make: impl Fn(&Slab, usize) -> Result<Slab> + Sync,
     ) -> Result<()> {
-        let mut made: Vec<Option<Result<Block>>> = Vec::new();
-        made.resize_with(self.layers[layer].len(), || None);
         let old = &self.layers[layer];
-        team.for_each_mut(&mut made, |b, out| *out = Some(make(b, &old[b])));
-        let made: Vec<Block> = made.into_iter().flatten().collect::<Result<_>>()?;
-        for (b, block) in made.into_iter().enumerate() {
-            self.replace(layer, b, block);
-        }
+        let places: Vec<(&Slab, usize)> = old
+            .runs(0..old.n_blocks())
+            .flat_map(|(slab, blocks)| blocks.map(move |block| (slab, block)))
+            .collect();
+        let mut made: Vec<Option<Result<Slab>>> = Vec::new();
+        made.resize_with(places.len(), || None);
+        team.for_each_mut(&mut made, |i, out| *out = Some(make(places[i].0, places[i].1)));
+        let mut layer_made = Layer::default();
+        layer_made.append(made.into_iter().flatten().collect::<Result<_>>()?)?;
+        self.layers[layer] = layer_made;
+        self.count_bytes();
         Ok(())
     }
 
-    pub(super) fn replace(&mut self, layer: usize, index: usize, block: Block) {
-        let old = std::mem::replace(&mut self.layers[layer][index], Arc::new(block));
-        self.bytes = self.bytes.minus(block_bytes(&old));
-        self.bytes = self.bytes.plus(block_bytes(&self.layers[layer][index]));
+    /// Counts what all slabs take, after a change.
+    pub(super) fn count_bytes(&mut self) {
+        let slabs = self.layers.iter().flat_map(Layer::slabs);
+        let empty = SealedBytes { layout: self.bytes.layout, ..Default::default() };
+        self.bytes = slabs.map(slab_bytes).fold(empty, SealedBytes::plus);
     }
 
     fn bytes_of_new_block(&self, layer: usize) -> SealedBytes {
@@ -130,7 +135,7 @@ impl LadderTokens {
             dense_bytes(self.dense_shape(layer).rows_bytes())
         } else {
             let shape = self.shape(layer, self.sketch());
-            sealed_bytes(&shape, shape.rows_bytes())
+            sealed_bytes(&shape, 1, shape.rows_bytes() as u64)
         }
     }
 
@@ -142,7 +147,7 @@ impl LadderTokens {
 
     fn sealed<'a>(&'a self, layer: usize, head: usize, none: &'a HeadLayout) -> Sealed<'a> {
         let layout = self.layout.as_ref().map_or(none, |layout| &layout.heads[layer][head]);
-        Sealed { blocks: &self.layers[layer], head, layout }
+        Sealed { layer: &self.layers[layer], head, layout }
     }
 
     fn n_pieces(&self, n_blocks: usize, n_units: usize) -> usize {
@@ -170,15 +175,16 @@ impl LadderTokens {
 
 /// Reads a block's own rows back, so that it can be sealed again in another form.
 pub(super) struct BlockRows<'a> {
-    pub(super) block: &'a Block,
+    pub(super) slab: &'a Slab,
+    pub(super) block: usize,
     pub(super) first: usize,
 }
 
 impl OpenRows for BlockRows<'_> {
     fn read(&self, _: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
-        let codec = self.block.shape.row_codec;
-        codec.decode(self.block.key(head, token - self.first), key);
-        codec.decode(self.block.value(head, token - self.first), value);
+        let (key_row, value_row) = self.slab.row(head, self.block, token - self.first);
+        self.slab.shape.row_codec.decode(key_row, key);
+        self.slab.shape.row_codec.decode(value_row, value);
     }
 
     fn encoded(
@@ -188,20 +194,21 @@ impl OpenRows for BlockRows<'_> {
         head: usize,
         token: usize,
     ) -> Option<(&[u8], &[u8])> {
-        let token = token - self.first;
-        (codec == self.block.shape.row_codec)
-            .then(|| (self.block.key(head, token), self.block.value(head, token)))
+        (codec == self.slab.shape.row_codec)
+            .then(|| self.slab.row(head, self.block, token - self.first))
     }
 }
 
-/// Bookkeeping of one block.
-const BLOCK_METADATA: u64 = (size_of::<Block>() + size_of::<Arc<Block>>()) as u64;
+/// Bookkeeping of one block, as if each were a slab.
+const BLOCK_METADATA: u64 =
+    (size_of::<Slab>() + size_of::<Arc<Slab>>() + size_of::<Segment>()) as u64;
 
-fn block_bytes(block: &Block) -> SealedBytes {
-    if block.is_dense() {
-        dense_bytes(block.fast.len())
+fn slab_bytes(slab: &Slab) -> SealedBytes {
+    let n = slab.n_blocks as u64;
+    if slab.is_dense() {
+        dense_bytes(slab.fast_bytes())
     } else {
-        sealed_bytes(&block.shape, block.slow_bytes())
+        sealed_bytes(&slab.shape, n, slab.slow_bytes() as u64)
     }
 }
 
@@ -209,14 +216,14 @@ fn dense_bytes(rows: usize) -> SealedBytes {
     SealedBytes { resident: rows as u64, metadata: BLOCK_METADATA, ..Default::default() }
 }
 
-fn sealed_bytes(shape: &BlockShape, slow: usize) -> SealedBytes {
+fn sealed_bytes(shape: &BlockShape, n_blocks: u64, slow: u64) -> SealedBytes {
     let (sketch, value_sketch) = (shape.sketch_bytes() as u64, shape.value_sketch_bytes() as u64);
     SealedBytes {
-        sketch,
-        value_sketch,
-        mean: shape.fast_bytes() as u64 - sketch - value_sketch,
-        metadata: BLOCK_METADATA,
-        slow: slow as u64,
+        sketch: n_blocks * sketch,
+        value_sketch: n_blocks * value_sketch,
+        mean: n_blocks * (shape.fast_bytes() as u64 - sketch - value_sketch),
+        metadata: n_blocks * BLOCK_METADATA,
+        slow,
         ..Default::default()
     }
 }
@@ -272,7 +279,7 @@ impl SealedTokens for LadderTokens {
     }
 
     fn n_tokens(&self) -> usize {
-        self.layers[0].len() * self.params.block_tokens
+        self.layers[0].n_blocks() * self.params.block_tokens
     }
 
     fn sealable(&self, n_open: usize, _: &[f32], _: bool) -> usize {
@@ -293,18 +300,26 @@ impl SealedTokens for LadderTokens {
     ) -> Result<()> {
         let n_blocks = n / self.params.block_tokens;
         let n_layers = self.layers.len();
-        let mut made: Vec<Option<Result<Block>>> = Vec::new();
+        let mut made: Vec<Option<Result<Slab>>> = Vec::new();
         made.resize_with(n_layers * n_blocks, || None);
         team.for_each_mut(&mut made, |i, out| {
-            let first = first + i / n_layers * self.params.block_tokens;
-            *out = Some(self.make_block(i % n_layers, first, rows));
+            let first = first + i % n_blocks * self.params.block_tokens;
+            *out = Some(self.make_block(i / n_blocks, first, rows));
         });
-        let made: Vec<Block> = made.into_iter().flatten().collect::<Result<_>>()?;
-        for (i, block) in made.into_iter().enumerate() {
-            self.bytes = self.bytes.plus(block_bytes(&block));
-            self.layers[i % n_layers].push(Arc::new(block));
+        let mut made = made.into_iter().flatten();
+        let before = self.layers[0].n_blocks();
+        let mut append = || {
+            for layer in &mut self.layers {
+                layer.append(made.by_ref().take(n_blocks).collect::<Result<_>>()?)?;
+            }
+            Ok(())
+        };
+        let result = append();
+        if result.is_err() {
+            self.layers.iter_mut().for_each(|layer| layer.truncate(before));
         }
-        Ok(())
+        self.count_bytes();
+        result
     }
 
     fn cut_below(&self, n_keep: usize) -> usize {
@@ -313,11 +328,8 @@ impl SealedTokens for LadderTokens {
 
     fn truncate(&mut self, n_keep: usize) {
         let n_blocks = n_keep / self.params.block_tokens;
-        for layer in 0..self.layers.len() {
-            for block in self.layers[layer].drain(n_blocks..) {
-                self.bytes = self.bytes.minus(block_bytes(&block));
-            }
-        }
+        self.layers.iter_mut().for_each(|layer| layer.truncate(n_blocks));
+        self.count_bytes();
     }
 
     fn read(
@@ -331,11 +343,12 @@ impl SealedTokens for LadderTokens {
     ) {
         let geometry = &self.model.geometry;
         let rows = keys.chunks_mut(geometry.key_dim).zip(values.chunks_mut(geometry.value_dim));
+        let mut blocks = self.layers[layer].walk();
         for (t, (key, value)) in (first..first + n).zip(rows) {
-            let block = &self.layers[layer][t / self.params.block_tokens];
-            let token = t % self.params.block_tokens;
-            block.shape.row_codec.decode(block.key(head, token), key);
-            block.shape.row_codec.decode(block.value(head, token), value);
+            let (slab, block) = blocks.find(t / self.params.block_tokens);
+            let (key_row, value_row) = slab.row(head, block, t % self.params.block_tokens);
+            slab.shape.row_codec.decode(key_row, key);
+            slab.shape.row_codec.decode(value_row, value);
         }
     }
 
@@ -352,7 +365,7 @@ impl SealedTokens for LadderTokens {
         plan: &mut dyn Plan,
     ) {
         let Some(plan) = ladder_plan(plan) else { return };
-        let n_blocks = self.layers[queries.layer].len();
+        let n_blocks = self.layers[queries.layer].n_blocks();
         let n_pieces = self.n_pieces(n_blocks, queries.n_units);
         plan.prepare(queries.n_units, n_blocks, n_pieces);
         if n_blocks == 0 || self.is_dense(queries.layer) {
@@ -360,10 +373,11 @@ impl SealedTokens for LadderTokens {
         }
         let (n_group, n_kv_heads) = (queries.n_group, queries.n_kv_heads);
         let none = HeadLayout::default();
+        let at = self.thresholds(queries.n_tokens);
         team.for_each_mut(plan.active(), |i, piece| {
             let unit = i / n_pieces;
             let sealed = self.sealed(queries.layer, unit % n_kv_heads, &none);
-            route::score(piece, &sealed, queries.unit(unit), n_group);
+            route::score(piece, &sealed, queries.unit(unit), &states[unit], at);
         });
         let mut log_sum = std::mem::take(&mut plan.log_sum);
         log_sum.resize(queries.n_units * n_group, 0.0);
@@ -376,11 +390,8 @@ impl SealedTokens for LadderTokens {
                 *out = m + l.ln();
             }
         }
-        let at = self.thresholds(queries.n_tokens);
-        let blocks = &self.layers[queries.layer];
         team.for_each_mut(plan.active(), |i, piece| {
-            let log_sum = &log_sum[i / n_pieces * n_group..][..n_group];
-            route::select(piece, log_sum, |block| blocks[block].shape.n_tokens, at);
+            route::select(piece, &log_sum[i / n_pieces * n_group..][..n_group], at);
         });
         if let Some(budget) = limits.fetch_budget {
             let middle = layout::value_rank(&self.params, self.model.geometry.value_dim) > 0;
@@ -399,7 +410,7 @@ impl SealedTokens for LadderTokens {
         states: &mut [SoftmaxState],
     ) {
         let Some(plan) = ladder_plan(plan) else { return };
-        if self.layers[queries.layer].is_empty() {
+        if self.layers[queries.layer].n_blocks() == 0 {
             return;
         }
         let (n_group, n_kv_heads, n_pieces) = (queries.n_group, queries.n_kv_heads, plan.n_pieces);
@@ -461,10 +472,9 @@ impl SealedTokens for LadderTokens {
             diffuse.into_iter().filter(|il| !dense_layers.contains(il)).take(free).collect();
         for layer in new {
             let shape = self.dense_shape(layer);
-            let block_tokens = self.params.block_tokens;
-            self.rebuild_layer(team, layer, |b, block| {
-                let rows = BlockRows { block, first: b * block_tokens };
-                dense_block(shape, &Source { rows: &rows, layer, first: b * block_tokens })
+            self.rebuild_layer(team, layer, |slab, block| {
+                let rows = BlockRows { slab, block, first: 0 };
+                dense_block(shape, &Source { rows: &rows, layer, first: 0 })
             })?;
             dense_layers.push(layer);
         }
@@ -504,7 +514,7 @@ impl SealedTokens for LadderTokens {
     fn minimum_bytes(&self) -> u64 {
         let layers = self.layers.iter().enumerate();
         let blocks: u64 =
-            layers.map(|(layer, blocks)| self.bytes_of_means(layer) * blocks.len() as u64).sum();
+            layers.map(|(layer, blocks)| self.bytes_of_means(layer) * blocks.n_blocks() as u64).sum();
         blocks + self.bytes.layout
     }
 
@@ -519,7 +529,7 @@ impl SealedTokens for LadderTokens {
             report.dense_layers = layout.dense_layers.clone();
             report.layout_without_queries = layout.without_queries;
         }
-        report.spans = self.layers[0].len() as u64;
+        report.spans = self.layers[0].n_blocks() as u64;
         let bucket = self.params.block_tokens.ilog2().min(19) as usize;
         report.span_lengths[bucket] = report.spans;
         report

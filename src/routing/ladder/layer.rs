@@ -1,0 +1,173 @@
+//! The sealed blocks of one layer: slabs that grow with the sequence.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Slab;
+use crate::error::Result;
+
+/// Blocks of the largest slab: what a scan reads from front to back. More would gain nothing, and
+/// a slab is copied whole when it is made or cut.
+const MOST_BLOCKS: usize = 256;
+
+/// So many slabs of like size become one. Every block is copied as often as the logarithm of
+/// [`MOST_BLOCKS`] to this base at the most, and a layer has few slabs at any length.
+const MERGED: usize = 4;
+
+/// The blocks of a slab that belong to the sequence: all, or the first ones where it was cut.
+#[derive(Clone)]
+struct Stretch {
+    slab: Arc<Slab>,
+    first: usize,
+    n_blocks: usize,
+}
+
+impl Stretch {
+    fn is_cut(&self) -> bool {
+        self.n_blocks < self.slab.n_blocks
+    }
+}
+
+/// Slabs in order.
+#[derive(Clone, Default)]
+pub struct Layer {
+    stretches: Vec<Stretch>,
+}
+
+impl Layer {
+    pub fn n_blocks(&self) -> usize {
+        self.stretches.last().map_or(0, |last| last.first + last.n_blocks)
+    }
+
+    pub fn slabs(&self) -> impl Iterator<Item = &Slab> {
+        self.stretches.iter().map(|stretch| &*stretch.slab)
+    }
+
+    /// Appends slabs, and lays small ones together.
+    pub fn append(&mut self, slabs: Vec<Slab>) -> Result<()> {
+        let before = self.stretches.len();
+        for slab in slabs {
+            self.push(Arc::new(slab));
+        }
+        let result = self.settle();
+        if result.is_err() {
+            self.stretches.truncate(before);
+        }
+        result
+    }
+
+    fn push(&mut self, slab: Arc<Slab>) {
+        let (first, n_blocks) = (self.n_blocks(), slab.n_blocks);
+        self.stretches.push(Stretch { slab, first, n_blocks });
+    }
+
+    /// Makes one slab of the last ones where that is due.
+    fn settle(&mut self) -> Result<()> {
+        let Some(last) = self.stretches.last() else { return Ok(()) };
+        let shape = last.slab.shape;
+        let (mut from, mut n_blocks) = (None, 0);
+        for (i, stretch) in self.stretches.iter().enumerate().rev() {
+            let fits = n_blocks + stretch.n_blocks <= MOST_BLOCKS;
+            if stretch.slab.is_dense() || stretch.slab.shape != shape || !fits {
+                break;
+            }
+            let due = n_blocks > 0 && stretch.n_blocks * (MERGED - 1) <= n_blocks;
+            if due || stretch.is_cut() {
+                from = Some(i);
+            }
+            n_blocks += stretch.n_blocks;
+        }
+        let Some(from) = from else { return Ok(()) };
+        let parts: Vec<(&Slab, Range<usize>)> =
+            self.stretches[from..].iter().map(|s| (&*s.slab, 0..s.n_blocks)).collect();
+        let merged = Slab::concat(&parts)?;
+        self.stretches.truncate(from);
+        self.push(Arc::new(merged));
+        Ok(())
+    }
+
+    /// Keeps the first `n_blocks`. Nothing is copied: a slab that is cut keeps its memory until
+    /// blocks are appended to it.
+    pub fn truncate(&mut self, n_blocks: usize) {
+        self.stretches.retain(|stretch| stretch.first < n_blocks);
+        if let Some(last) = self.stretches.last_mut() {
+            last.n_blocks = last.n_blocks.min(n_blocks - last.first);
+        }
+    }
+
+    /// Puts what `make` says in the place of each slab in `blocks`, where it says anything. Slabs
+    /// that reach beyond are divided first. Returns whether anything was replaced.
+    pub fn replace(
+        &mut self,
+        blocks: Range<usize>,
+        make: impl Fn(&Slab) -> Result<Option<Slab>>,
+    ) -> Result<bool> {
+        let mut made = Self::default();
+        let mut replaced = false;
+        for stretch in &self.stretches {
+            let end = stretch.first + stretch.n_blocks;
+            let inside = blocks.start.clamp(stretch.first, end)..blocks.end.clamp(stretch.first, end);
+            if inside.is_empty() {
+                made.stretches.push(stretch.clone());
+                continue;
+            }
+            let part = |range: Range<usize>| {
+                let range = range.start - stretch.first..range.end - stretch.first;
+                if range.len() == stretch.slab.n_blocks {
+                    Ok(Arc::clone(&stretch.slab))
+                } else {
+                    Slab::concat(&[(&*stretch.slab, range)]).map(Arc::new)
+                }
+            };
+            let middle = part(inside.clone())?;
+            let Some(new) = make(&middle)? else {
+                made.stretches.push(stretch.clone());
+                continue;
+            };
+            replaced = true;
+            if stretch.first < inside.start {
+                made.push(part(stretch.first..inside.start)?);
+            }
+            made.push(Arc::new(new));
+            if inside.end < end {
+                made.push(part(inside.end..end)?);
+            }
+        }
+        *self = made;
+        Ok(replaced)
+    }
+
+    /// Runs of blocks that cover `blocks`, in order: the slab, and the range of its blocks.
+    pub fn runs(&self, blocks: Range<usize>) -> impl Iterator<Item = (&Slab, Range<usize>)> {
+        let start = self.stretches.partition_point(|s| s.first + s.n_blocks <= blocks.start);
+        let (first, end) = (blocks.start, blocks.end);
+        self.stretches[start..].iter().take_while(move |s| s.first < end).map(move |s| {
+            let to = (end - s.first).min(s.n_blocks);
+            (&*s.slab, first.saturating_sub(s.first)..to)
+        })
+    }
+
+    /// A reader of single blocks, quick where their numbers rise.
+    pub fn walk(&self) -> Walk<'_> {
+        Walk { stretches: &self.stretches, at: 0 }
+    }
+}
+
+/// Finds blocks by number.
+pub struct Walk<'a> {
+    stretches: &'a [Stretch],
+    at: usize,
+}
+
+impl<'a> Walk<'a> {
+    /// The slab of a block, and the block's number in it.
+    pub fn find(&mut self, block: usize) -> (&'a Slab, usize) {
+        let ends_after = |s: &Stretch| block < s.first + s.n_blocks;
+        let here = &self.stretches[self.at];
+        if block < here.first || !ends_after(here) {
+            self.at = self.stretches.partition_point(|s| !ends_after(s));
+        }
+        let stretch = &self.stretches[self.at];
+        (&stretch.slab, block - stretch.first)
+    }
+}
