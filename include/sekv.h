@@ -447,8 +447,8 @@ typedef struct sekv_params {
    */
   float share_threshold;
   /**
-   * Tokens of a sequence at which share_threshold holds as it is; it scales as this over their
-   * number. 0: it always holds as it is. Default 4096.
+   * Tokens of a sequence at which share_threshold holds as it is; it scales as the square root
+   * of this over their number. 0: it always holds as it is. Default 4096.
    */
   int32_t share_reference;
   /**

@@ -93,7 +93,9 @@ pub struct Params {
     /// A token is read exactly where its share of the attention, mean over the heads that share
     /// a KV head, exceeds this (epsilon).
     pub share_threshold: f32,
-    /// Sequence length at which `share_threshold` holds as it is; it scales as this over N.
+    /// Sequence length at which `share_threshold` holds as it is; it scales as the square root of this
+    /// over N: by 1 / N a long sequence would read ever more tokens, and a constant would miss ever
+    /// more of the attention (docs/evaluation.md).
     /// 0: it holds at every length.
     pub share_reference: usize,
     /// Tokens with a share above this fraction of epsilon add their value sketch.
@@ -135,7 +137,7 @@ impl Default for Params {
             mean_codec: RowCodec::Int8,
             dense: DenseLayers::Rule,
             dense_threshold: 0.5,
-            share_threshold: 1.4e-4,
+            share_threshold: 1.6e-4,
             share_reference: 4096,
             middle_fraction: 0.1,
             fetch_budget: None,

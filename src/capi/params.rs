@@ -121,8 +121,8 @@ pub struct sekv_params {
     pub dense_threshold: f32,
     /// A token is read exactly where its share of the attention exceeds this (epsilon).
     pub share_threshold: f32,
-    /// Tokens of a sequence at which share_threshold holds as it is; it scales as this over their
-    /// number. 0: it always holds as it is. Default 4096.
+    /// Tokens of a sequence at which share_threshold holds as it is; it scales as the square root
+    /// of this over their number. 0: it always holds as it is. Default 4096.
     pub share_reference: i32,
     /// Tokens whose share exceeds this fraction of epsilon add their value sketch. Default 0.1.
     pub middle_fraction: f32,

@@ -56,6 +56,9 @@ pub fn exp_minus_at(level: Level, values: &mut [f32], max: f32) -> f32 {
 const LEAST: f32 = -87.0;
 
 #[cfg(target_arch = "x86_64")]
+pub(super) use x86::{exponentials, largest};
+
+#[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::simd::{F32x8, F32x16, Vector, four};
     use super::LEAST;
@@ -63,31 +66,31 @@ mod x86 {
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn max_avx2(values: &[f32]) -> f32 {
         // SAFETY: this function has the features of the vector.
-        unsafe { max::<F32x8>(values) }
+        unsafe { largest::<F32x8>(values) }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     pub fn max_avx512(values: &[f32]) -> f32 {
         // SAFETY: this function has the features of the vector.
-        unsafe { max::<F32x16>(values) }
+        unsafe { largest::<F32x16>(values) }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn exp_minus_avx2(values: &mut [f32], max: f32) -> f32 {
         // SAFETY: this function has the features of the vector.
-        unsafe { exp_minus::<F32x8>(values, max) }
+        unsafe { exponentials::<F32x8>(values, max) }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     pub fn exp_minus_avx512(values: &mut [f32], max: f32) -> f32 {
         // SAFETY: this function has the features of the vector.
-        unsafe { exp_minus::<F32x16>(values, max) }
+        unsafe { exponentials::<F32x16>(values, max) }
     }
 
     /// # Safety
     /// The features of `V` are there.
     #[inline(always)]
-    unsafe fn max<V: Vector>(values: &[f32]) -> f32 {
+    pub unsafe fn largest<V: Vector>(values: &[f32]) -> f32 {
         let (n, from) = (values.len(), values.as_ptr());
         let whole = n / V::LANES * V::LANES;
         // SAFETY: vectors end at `whole <= n`; the rest is indexed.
@@ -113,7 +116,7 @@ mod x86 {
     /// # Safety
     /// The features of `V` are there.
     #[inline(always)]
-    unsafe fn exp_minus<V: Vector>(values: &mut [f32], max: f32) -> f32 {
+    pub unsafe fn exponentials<V: Vector>(values: &mut [f32], max: f32) -> f32 {
         let (n, at) = (values.len(), values.as_mut_ptr());
         // SAFETY: whole vectors end at or before n, the part takes what is left.
         unsafe {

@@ -27,6 +27,6 @@ pub use exp::{exp_minus, max};
 pub use level::Level;
 pub use prefetch::{prefetch, prefetch_value};
 pub use rows::{RowCodec, row_accumulate, row_scores};
-pub use sketch::{SketchShape, sketch_pack, sketch_scores};
+pub use sketch::{BlockSums, SketchRun, SketchShape, sketch_pack, sketch_run};
 pub use tile::{scratch_len as tile_scratch_len, tile_attend};
 pub use value_sketch::{coefficients_accumulate, coefficients_pack};

@@ -180,6 +180,160 @@ impl<const WIDTH: usize> Grids<WIDTH> {
     }
 }
 
+/// Consecutive blocks of one head, side by side, and the queries that look at them.
+pub struct SketchRun<'a> {
+    pub shape: SketchShape,
+    /// Tokens of a block.
+    pub n_tokens: usize,
+    /// `[n_blocks][code_bytes]`
+    pub codes: &'a [u8],
+    /// Minimum and scale of each channel, `[n_blocks][2][channels]`.
+    pub channels: &'a [f16],
+    /// `[n_group][channels]`
+    pub q: &'a [f32],
+    pub n_group: usize,
+    /// What each block adds to the scores of each query: number b of query g at
+    /// `g * offset_stride + b`.
+    pub offsets: &'a [f32],
+    pub offset_stride: usize,
+    /// From one query's weights to the next one's within a block: whole groups of 16 tokens.
+    pub stride: usize,
+    /// A block all of whose scores are below every query's floor keeps no weights, `[n_group]`.
+    pub floor: &'a [f32],
+}
+
+/// Of each block and query: the largest score, and the sum of exp(score - largest). Number b of
+/// query g stands at `g * stride + b`.
+pub struct BlockSums<'a> {
+    pub largest: &'a mut [f32],
+    pub sum: &'a mut [f32],
+    pub stride: usize,
+    /// Whether block b keeps its weights.
+    pub kept: &'a mut [bool],
+}
+
+impl SketchRun<'_> {
+    fn n_blocks(&self) -> usize {
+        self.channels.len() / (2 * self.shape.channels())
+    }
+
+    /// The loop over blocks, given one block's scores and one row's largest and sum.
+    #[inline(always)]
+    fn score(
+        &self,
+        weights: &mut [f32],
+        sums: &mut BlockSums,
+        scores: impl Fn(&ScoredBlock, &[u8], &mut [f32]),
+        exponentials: impl Fn(&mut [f32]) -> (f32, f32),
+    ) -> usize {
+        let (n_group, stride) = (self.n_group, self.stride);
+        let blocks = self.codes.chunks_exact(self.shape.code_bytes(self.n_tokens));
+        let channels = self.channels.chunks_exact(2 * self.shape.channels());
+        let mut n_kept = 0;
+        for (b, (codes, channels)) in blocks.zip(channels).enumerate() {
+            let (minimum, scale) = channels.split_at(self.shape.channels());
+            let block = ScoredBlock {
+                shape: self.shape,
+                minimum,
+                scale,
+                n_tokens: self.n_tokens,
+                q: self.q,
+                n_group,
+                offset: &self.offsets[b..],
+                offset_stride: self.offset_stride,
+                stride,
+            };
+            let weights = &mut weights[n_kept * n_group * stride..][..n_group * stride];
+            scores(&block, codes, weights);
+            let mut keep = false;
+            for (g, row) in weights.chunks_exact_mut(stride).enumerate() {
+                let (largest, sum) = exponentials(&mut row[..self.n_tokens]);
+                keep |= largest >= self.floor[g];
+                sums.largest[g * sums.stride + b] = largest;
+                sums.sum[g * sums.stride + b] = sum;
+            }
+            sums.kept[b] = keep;
+            n_kept += usize::from(keep);
+        }
+        n_kept
+    }
+}
+
+/// Scores a run of blocks and sums their exponentials. Writes exp(score - the block's largest) of
+/// the blocks that keep them to `weights`, one after the other, `[kept][n_group][stride]`, and
+/// returns how many these are; `weights` has room for all blocks. Scores are those of
+/// [`sketch_scores`].
+pub fn sketch_run(run: &SketchRun, weights: &mut [f32], sums: &mut BlockSums) -> usize {
+    sketch_run_at(Level::best(), run, weights, sums)
+}
+
+/// [`sketch_run`] at a given level, for tests and benches.
+#[doc(hidden)]
+pub fn sketch_run_at(
+    level: Level,
+    run: &SketchRun,
+    weights: &mut [f32],
+    sums: &mut BlockSums,
+) -> usize {
+    run.shape.check();
+    let (channels, n_group, n) = (run.shape.channels(), run.n_group, run.n_blocks());
+    let padded = run.n_tokens.next_multiple_of(GROUP_TOKENS);
+    assert_eq!(run.channels.len(), n * 2 * channels);
+    assert_eq!(run.codes.len(), n * run.shape.code_bytes(run.n_tokens));
+    assert_eq!((run.q.len(), run.floor.len()), (n_group * channels, n_group));
+    assert!(n_group > 0 && n > 0 && run.stride >= padded);
+    assert!((n_group - 1) * run.offset_stride + n <= run.offsets.len());
+    assert!(n * n_group * run.stride <= weights.len());
+    match level.tier() {
+        Tier::Scalar => run.score(
+            weights,
+            sums,
+            |block, codes, out| scores_scalar(block, codes, out),
+            |row| {
+                let m = super::exp::max_at(level, row);
+                (m, super::exp::exp_minus_at(level, row, m))
+            },
+        ),
+        // SAFETY: the level proves that the machine has the instructions; lengths are checked.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx2 => unsafe { x86::run_avx2(run, weights, sums) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Tier::Avx512 => unsafe { x86::run_avx512(run, weights, sums) },
+    }
+}
+
+/// What a block's scores are made from, apart from its codes.
+struct ScoredBlock<'a> {
+    shape: SketchShape,
+    minimum: &'a [f16],
+    scale: &'a [f16],
+    n_tokens: usize,
+    q: &'a [f32],
+    n_group: usize,
+    offset: &'a [f32],
+    /// From one query's offset to the next one's.
+    offset_stride: usize,
+    stride: usize,
+}
+
+fn scores_scalar(block: &ScoredBlock, codes: &[u8], out: &mut [f32]) {
+    let channels = block.shape.channels();
+    let mut s = vec![0.0; channels];
+    for g in 0..block.n_group {
+        let q = &block.q[g * channels..][..channels];
+        let mut base = block.offset[g * block.offset_stride];
+        for c in 0..channels {
+            base += q[c] * block.minimum[c].to_f32();
+            s[c] = q[c] * block.scale[c].to_f32();
+        }
+        for (t, out) in out[g * block.stride..][..block.n_tokens].iter_mut().enumerate() {
+            let term = |(c, s): (usize, &f32)| s * f32::from(block.shape.code(codes, t, c));
+            *out = base + s.iter().enumerate().map(term).sum::<f32>();
+        }
+    }
+}
+
 /// `out[g * stride + t] = offset[g] + sum over c of q[g][c] * (minimum[c] + scale[c] * code[t][c])`
 /// for q: `[n_group][channels]`.
 ///
@@ -241,24 +395,19 @@ pub fn sketch_scores_at(
     assert_eq!((q.len(), offset.len()), (n_group * channels, n_group));
     assert!(n_group == 0 || (n_group - 1) * stride + padded <= out.len());
     assert!(n_group <= 1 || stride >= padded);
-    #[cfg(target_arch = "x86_64")]
-    let block = x86::Block { shape: *shape, minimum, scale, n_tokens, q, n_group, offset, stride };
+    let block = ScoredBlock {
+        shape: *shape,
+        minimum,
+        scale,
+        n_tokens,
+        q,
+        n_group,
+        offset,
+        offset_stride: 1,
+        stride,
+    };
     match level.tier() {
-        Tier::Scalar => {
-            let mut s = vec![0.0; channels];
-            for g in 0..n_group {
-                let q = &q[g * channels..][..channels];
-                let mut base = offset[g];
-                for c in 0..channels {
-                    base += q[c] * minimum[c].to_f32();
-                    s[c] = q[c] * scale[c].to_f32();
-                }
-                for (t, out) in out[g * stride..][..n_tokens].iter_mut().enumerate() {
-                    let term = |(c, s): (usize, &f32)| s * f32::from(shape.code(codes, t, c));
-                    *out = base + s.iter().enumerate().map(term).sum::<f32>();
-                }
-            }
-        }
+        Tier::Scalar => scores_scalar(&block, codes, out),
         // SAFETY: the level proves that the machine has the instructions; lengths are checked.
         #[cfg(target_arch = "x86_64")]
         Tier::Avx2 => unsafe { x86::scores_avx2(&block, codes, out) },
@@ -389,6 +538,73 @@ mod tests {
                         let beyond = n_tokens.next_multiple_of(GROUP_TOKENS)..stride;
                         assert_eq!(found[g * stride..][beyond], [7.0; 5]);
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_has_each_blocks_scores_sums_and_the_weights_of_those_above_the_floor() {
+        let mut random = Random::new(11);
+        for (n4, n2) in SHAPES {
+            for (n_tokens, n_group) in [(64, 4), (16, 3), (5, 1), (72, 6)] {
+                let shape = SketchShape { n4, n2 };
+                let blocks: Vec<Packed> =
+                    (0..5).map(|_| Packed::new(&mut random, shape, n_tokens)).collect();
+                let codes: Vec<u8> = blocks.iter().flat_map(|b| b.codes.clone()).collect();
+                let both = |b: &Packed| [b.minimum.clone(), b.scale.clone()].concat();
+                let channels: Vec<f16> = blocks.iter().flat_map(both).collect();
+                let q = random.values(n_group * shape.channels());
+                let (offsets, stride) = (random.values(n_group * 7), n_tokens.next_multiple_of(16));
+                let floor = vec![2.0; n_group];
+                for level in Level::available() {
+                    let run = SketchRun {
+                        shape,
+                        n_tokens,
+                        codes: &codes,
+                        channels: &channels,
+                        q: &q,
+                        n_group,
+                        offsets: &offsets,
+                        offset_stride: 7,
+                        stride,
+                        floor: &floor,
+                    };
+                    let mut weights = vec![0.0; 5 * n_group * stride];
+                    let (mut largest, mut sum) = (vec![0.0; n_group * 9], vec![0.0; n_group * 9]);
+                    let mut kept = [false; 5];
+                    let mut sums = BlockSums {
+                        largest: &mut largest,
+                        sum: &mut sum,
+                        stride: 9,
+                        kept: &mut kept,
+                    };
+                    let n_kept = sketch_run_at(level, &run, &mut weights, &mut sums);
+                    let mut found = weights.chunks_exact(n_group * stride);
+                    for (b, block) in blocks.iter().enumerate() {
+                        let offset: Vec<f32> = (0..n_group).map(|g| offsets[g * 7 + b]).collect();
+                        let scores = block.scores(level, &q, &offset, stride);
+                        let rows: Vec<&[f32]> =
+                            scores.chunks(stride).map(|row| &row[..n_tokens]).collect();
+                        let highest = |row: &&[f32]| row.iter().copied().fold(f32::MIN, f32::max);
+                        assert_eq!(kept[b], rows.iter().map(highest).any(|m| m >= 2.0));
+                        for (g, row) in rows.iter().enumerate() {
+                            let m = highest(row);
+                            let right: f64 = row.iter().map(|s| f64::from(s - m).exp()).sum();
+                            assert_eq!(largest[g * 9 + b], m, "{level:?} {n4} {n2}");
+                            assert!((f64::from(sum[g * 9 + b]) / right - 1.0).abs() < 1e-5);
+                        }
+                        if kept[b] {
+                            let weights = found.next().unwrap();
+                            for (row, weights) in rows.iter().zip(weights.chunks(stride)) {
+                                let m = highest(row);
+                                for (s, w) in row.iter().zip(weights) {
+                                    assert!(((s - m).exp() - w).abs() < 1e-5);
+                                }
+                            }
+                        }
+                    }
+                    assert_eq!(n_kept, kept.iter().filter(|kept| **kept).count());
                 }
             }
         }

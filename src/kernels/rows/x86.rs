@@ -195,7 +195,12 @@ unsafe fn scales<const CODEC: u8>(row: *const u8, dim: usize, out: &mut [f32; MO
 /// # Safety
 /// F16C is there and the row has these elements.
 #[inline(always)]
-unsafe fn few_scales<const CODEC: u8>(row: *const u8, dim: usize, c: usize, n: usize) -> [f32; FEW] {
+unsafe fn few_scales<const CODEC: u8>(
+    row: *const u8,
+    dim: usize,
+    c: usize,
+    n: usize,
+) -> [f32; FEW] {
     let mut out = [0.0; FEW];
     if CODEC == INT8 {
         let n = n.div_ceil(SCALE_GROUP);
@@ -230,7 +235,11 @@ unsafe fn load_scaled<V: Vector, const CODEC: u8>(
     // SAFETY: as the caller's.
     unsafe {
         let value = load::<V, CODEC>(row, c);
-        if CODEC == INT8 { value.mul(V::splat(scales[c / SCALE_GROUP % MOST_GROUPS])) } else { value }
+        if CODEC == INT8 {
+            value.mul(V::splat(scales[c / SCALE_GROUP % MOST_GROUPS]))
+        } else {
+            value
+        }
     }
 }
 
@@ -248,7 +257,11 @@ unsafe fn load_scaled_part<V: Vector, const CODEC: u8>(
     // SAFETY: as the caller's.
     unsafe {
         let value = load_part::<V, CODEC>(row, c, n);
-        if CODEC == INT8 { value.mul(V::splat(scales[c / SCALE_GROUP % MOST_GROUPS])) } else { value }
+        if CODEC == INT8 {
+            value.mul(V::splat(scales[c / SCALE_GROUP % MOST_GROUPS]))
+        } else {
+            value
+        }
     }
 }
 

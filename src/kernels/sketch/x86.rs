@@ -13,9 +13,11 @@
 //! by. In all that is 21 n4 + 1.25 n2 over 127^2 times max s^2 / sum s^2: about 1 % where
 //! max |s| is three times the mean square's root.
 
+use super::super::exp::{exponentials, largest};
 use super::super::simd::{F32x8, F32x16, Vector, four};
-use super::{GROUP_TOKENS, MAX_CHANNELS, SketchShape, UNIT_BYTES};
-use half::f16;
+use super::{
+    BlockSums, GROUP_TOKENS, MAX_CHANNELS, ScoredBlock as Block, SketchRun, SketchShape, UNIT_BYTES,
+};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -24,18 +26,6 @@ use std::mem::MaybeUninit;
 const GROUP: usize = 4;
 /// Dwords of a query's bytes, and a vector's worth to write past them.
 const QUADS: usize = MAX_CHANNELS / 4 + 4;
-
-/// What a block's scores are made from, apart from its codes.
-pub struct Block<'a> {
-    pub shape: SketchShape,
-    pub minimum: &'a [f16],
-    pub scale: &'a [f16],
-    pub n_tokens: usize,
-    pub q: &'a [f32],
-    pub n_group: usize,
-    pub offset: &'a [f32],
-    pub stride: usize,
-}
 
 /// Queries as bytes, four channels a dword, and what turns the integer sums into scores.
 struct Quantised {
@@ -54,9 +44,26 @@ impl Quantised {
     }
 }
 
-/// The entry of one vector width, given its dot product.
+/// The entries of one vector width, given its dot product: one block's scores, and those of a run
+/// of blocks with their sums.
 macro_rules! entry {
-    ($name:ident, $vector:ty, $dot:ident, $features:literal) => {
+    ($name:ident, $run:ident, $vector:ty, $dot:ident, $features:literal) => {
+        #[target_feature(enable = $features)]
+        pub fn $run(run: &SketchRun, weights: &mut [f32], sums: &mut BlockSums) -> usize {
+            run.score(
+                weights,
+                sums,
+                |block, codes, out| $name(block, codes, out),
+                |row| {
+                    // SAFETY: this function has the features of the vector.
+                    unsafe {
+                        let m = largest::<$vector>(row);
+                        (m, exponentials::<$vector>(row, m))
+                    }
+                },
+            )
+        }
+
         #[target_feature(enable = $features)]
         pub fn $name(block: &Block, codes: &[u8], out: &mut [f32]) {
             let mut quantised = Quantised {
@@ -95,9 +102,10 @@ macro_rules! entry {
     };
 }
 
-entry!(scores_avx2, F32x8, dot_avx2, "avx2,fma,f16c");
+entry!(scores_avx2, run_avx2, F32x8, dot_avx2, "avx2,fma,f16c");
 entry!(
     scores_avx512,
+    run_avx512,
     F32x16,
     dot_avx512,
     "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
@@ -159,9 +167,9 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, g: usize, to: &mut 
         for (g, base) in base.iter_mut().take(G).enumerate() {
             *base = sums.middles[g].sub(sums.rounded[g].mul(V::splat(step[g])));
         }
-        let offset = block.offset.as_ptr().add(g);
+        let offset = block.offset.as_ptr().add(g * block.offset_stride);
         for (i, base) in four(V::sum4(base)).into_iter().take(G).enumerate() {
-            to.base[i] = base + *offset.add(i);
+            to.base[i] = base + *offset.add(i * block.offset_stride);
         }
     }
 }

@@ -106,7 +106,8 @@ impl Layer {
         let mut replaced = false;
         for stretch in &self.stretches {
             let end = stretch.first + stretch.n_blocks;
-            let inside = blocks.start.clamp(stretch.first, end)..blocks.end.clamp(stretch.first, end);
+            let inside =
+                blocks.start.clamp(stretch.first, end)..blocks.end.clamp(stretch.first, end);
             if inside.is_empty() {
                 made.stretches.push(stretch.clone());
                 continue;

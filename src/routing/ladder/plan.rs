@@ -59,8 +59,6 @@ pub struct PieceScratch {
     pub q_rest: Vec<f32>,
     /// What the mean keys add to their blocks' scores, `[n_group][SCORED_AT_ONCE]`.
     pub offsets: Vec<f32>,
-    /// Of one block, `[n_group]`.
-    pub offset: Vec<f32>,
     /// Score below which a block needs no weights, `[n_group]`.
     pub floor: Vec<f32>,
     /// Coarse weights, `[n_group][n_blocks]`.

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::plan::{Chosen, Piece, Sealed};
-use super::slab::{Sketch, Slab, Stream};
+use super::slab::{Sketch, Slab, Stream, halves};
 use crate::attend::SoftmaxState;
-use crate::kernels::{RowCodec, exp_minus, max, row_scores, sketch_scores};
+use crate::kernels::{BlockSums, RowCodec, SketchRun, exp_minus, max, row_scores, sketch_run};
 
 /// Blocks of one slab that are scored before sums and floor move on.
 pub const SCORED_AT_ONCE: usize = 64;
@@ -20,13 +20,7 @@ pub const SCORED_AT_ONCE: usize = 64;
 /// Z is at least what `seen` (residents, and the step's own rows) and the blocks scored so far sum
 /// to. A block whose largest score is below the lower threshold even of that keeps no weights: no
 /// token of it can be chosen, and its coarse row needs the sum alone.
-pub fn score(
-    piece: &mut Piece,
-    sealed: &Sealed,
-    q: &[f32],
-    seen: &SoftmaxState,
-    at: Thresholds,
-) {
+pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], seen: &SoftmaxState, at: Thresholds) {
     let (n_group, n_blocks) = (seen.n_group(), piece.n_blocks);
     piece.block_max.resize(n_blocks * n_group, 0.0);
     piece.block_sum.resize(n_blocks * n_group, 0.0);
@@ -50,97 +44,131 @@ pub fn score(
             prepared = Some(slab.shape.sketch);
         }
         for first in range.clone().step_by(SCORED_AT_ONCE) {
-            let n = SCORED_AT_ONCE.min(range.end - first);
-            offsets(piece, slab, sealed.head, first, n, n_group);
-            for i in 0..n {
-                score_block(piece, slab, sealed.head, first + i, done + i, i, q, n_group);
+            let run = first..range.end.min(first + SCORED_AT_ONCE);
+            let blocks = done..done + run.len();
+            let room = (piece.kept.len() + run.len()) * n_group * piece.stride;
+            if piece.weights.len() < room {
+                piece.weights.resize(room, 0.0);
             }
-            sum_up(piece, done..done + n, n_group, seen, at);
-            done += n;
+            match slab.shape.sketch {
+                Sketch::Packed { n4: 0, n2: 0 } => {
+                    score_means(piece, slab, sealed.head, run, done, n_group)
+                }
+                Sketch::Packed { .. } => {
+                    score_sketches(piece, slab, sealed.head, run, done, n_group)
+                }
+                Sketch::Raw => score_keys(piece, slab, sealed.head, run, done, q, n_group),
+            }
+            sum_up(piece, blocks.clone(), n_group, seen, at);
+            done = blocks.end;
         }
     }
 }
 
-/// What the mean keys of `n` blocks add to the scores of each block's tokens.
-fn offsets(piece: &mut Piece, slab: &Slab, head: usize, first: usize, n: usize, n_group: usize) {
+/// What the mean keys of some blocks of a slab add to the scores of the blocks' tokens.
+fn offsets(piece: &mut Piece, slab: &Slab, head: usize, run: &Range<usize>, n_group: usize) {
     let shape = &slab.shape;
-    if shape.sketch == Sketch::Raw {
-        return;
-    }
     let row_bytes = shape.mean_codec.row_bytes(shape.key_dim);
     let mut means: [&[u8]; SCORED_AT_ONCE] = [&[]; SCORED_AT_ONCE];
-    let rows = slab.stream(Stream::MeanKey, head, first).chunks_exact(row_bytes);
-    means.iter_mut().zip(rows).take(n).for_each(|(mean, row)| *mean = row);
+    let rows = slab.stream(Stream::MeanKey, head, run.start).chunks_exact(row_bytes);
+    means.iter_mut().zip(rows).take(run.len()).for_each(|(mean, row)| *mean = row);
     let scratch = &mut piece.scratch;
     scratch.offsets.resize(n_group * SCORED_AT_ONCE, 0.0);
-    let (q, out) = (&scratch.q_rest[..], &mut scratch.offsets[..]);
-    row_scores(shape.mean_codec, shape.key_dim, q, n_group, &means[..n], out, SCORED_AT_ONCE);
+    let (q, out, means) = (&scratch.q_rest[..], &mut scratch.offsets[..], &means[..run.len()]);
+    row_scores(shape.mean_codec, shape.key_dim, q, n_group, means, out, SCORED_AT_ONCE);
 }
 
-/// Scores one block: `block` of the slab, number `number` of the piece, `i` of those at once.
-#[allow(clippy::too_many_arguments, reason = "a block has a number in slab, piece and batch")]
-fn score_block(
+/// Scores blocks from their sketches. `run` is of the slab; `done` is the first one's number in
+/// the piece.
+fn score_sketches(
     piece: &mut Piece,
     slab: &Slab,
     head: usize,
-    block: usize,
-    number: usize,
-    i: usize,
+    run: Range<usize>,
+    done: usize,
+    n_group: usize,
+) {
+    offsets(piece, slab, head, &run, n_group);
+    let (start, n_blocks) = (piece.kept.len() * n_group * piece.stride, piece.n_blocks);
+    let code_bytes = slab.block(Stream::Codes, head, run.start).len();
+    let n_channels = 2 * slab.shape.sketch.shape().channels();
+    let scratch = &piece.scratch;
+    let sketches = SketchRun {
+        shape: slab.shape.sketch.shape(),
+        n_tokens: piece.n_tokens,
+        codes: &slab.stream(Stream::Codes, head, run.start)[..run.len() * code_bytes],
+        channels: &halves(slab.stream(Stream::Channels, head, run.start))[..run.len() * n_channels],
+        q: &scratch.q,
+        n_group,
+        offsets: &scratch.offsets,
+        offset_stride: SCORED_AT_ONCE,
+        stride: piece.stride,
+        floor: &scratch.floor,
+    };
+    let mut kept = [false; SCORED_AT_ONCE];
+    let mut sums = BlockSums {
+        largest: &mut piece.block_max[done..],
+        sum: &mut piece.block_sum[done..],
+        stride: n_blocks,
+        kept: &mut kept,
+    };
+    sketch_run(&sketches, &mut piece.weights[start..], &mut sums);
+    let kept = kept.iter().take(run.len()).enumerate().filter(|(_, kept)| **kept);
+    piece.kept.extend(kept.map(|(i, _)| (done + i) as u32));
+}
+
+/// Blocks that have given up their sketches: all tokens score as the mean does.
+fn score_means(
+    piece: &mut Piece,
+    slab: &Slab,
+    head: usize,
+    run: Range<usize>,
+    done: usize,
+    n_group: usize,
+) {
+    offsets(piece, slab, head, &run, n_group);
+    for i in 0..run.len() {
+        let start = piece.kept.len() * n_group * piece.stride;
+        for g in 0..n_group {
+            let row = &mut piece.weights[start + g * piece.stride..][..piece.n_tokens];
+            row.fill(piece.scratch.offsets[g * SCORED_AT_ONCE + i]);
+        }
+        sum_block(piece, done + i, n_group);
+    }
+}
+
+/// Blocks whose sketch is the keys themselves.
+fn score_keys(
+    piece: &mut Piece,
+    slab: &Slab,
+    head: usize,
+    run: Range<usize>,
+    done: usize,
     q: &[f32],
     n_group: usize,
 ) {
-    let (shape, stride, n) = (&slab.shape, piece.stride, piece.n_tokens);
-    let start = piece.kept.len() * n_group * stride;
-    if piece.weights.len() < start + n_group * stride {
-        piece.weights.resize(start + n_group * stride, 0.0);
-    }
-    let weights = &mut piece.weights[start..start + n_group * stride];
-    let scratch = &mut piece.scratch;
-    let codes = slab.block(Stream::Codes, head, block);
-    match shape.sketch {
-        Sketch::Raw => {
-            let len = RowCodec::F32.row_bytes(shape.key_dim);
-            for (t, row) in codes.chunks_exact(len).enumerate() {
-                let out = &mut weights[t..];
-                row_scores(RowCodec::F32, shape.key_dim, q, n_group, &[row], out, stride);
-            }
+    let (codec, dim) = (RowCodec::F32, slab.shape.key_dim);
+    for (i, block) in run.enumerate() {
+        let start = piece.kept.len() * n_group * piece.stride;
+        let keys = slab.block(Stream::Codes, head, block).chunks_exact(codec.row_bytes(dim));
+        for (t, key) in keys.enumerate() {
+            let out = &mut piece.weights[start + t..];
+            row_scores(codec, dim, q, n_group, &[key], out, piece.stride);
         }
-        Sketch::Packed { .. } => {
-            let offsets = scratch.offsets.chunks_exact(SCORED_AT_ONCE).map(|of_head| of_head[i]);
-            scratch.offset.clear();
-            scratch.offset.extend(offsets);
-            let offset = &scratch.offset[..];
-            let kernel_shape = shape.sketch.shape();
-            if kernel_shape.channels() == 0 {
-                for (weights, &s) in weights.chunks_mut(stride).zip(offset) {
-                    weights.fill(s);
-                }
-            } else {
-                let (minimum, scale) = slab.channels(head, block);
-                let q = &scratch.q[..];
-                sketch_scores(
-                    &kernel_shape,
-                    codes,
-                    minimum,
-                    scale,
-                    n,
-                    q,
-                    n_group,
-                    offset,
-                    weights,
-                    stride,
-                );
-            }
-        }
+        sum_block(piece, done + i, n_group);
     }
+}
+
+/// Turns the scores that stand where the next kept block's weights go into weights.
+fn sum_block(piece: &mut Piece, number: usize, n_group: usize) {
+    let start = piece.kept.len() * n_group * piece.stride;
     let mut keep = false;
-    let n_blocks = piece.n_blocks;
     for g in 0..n_group {
-        let weights = &mut weights[g * stride..][..n];
-        let m = max(weights);
-        keep |= m >= scratch.floor[g];
-        piece.block_max[g * n_blocks + number] = m;
-        piece.block_sum[g * n_blocks + number] = exp_minus(weights, m);
+        let row = &mut piece.weights[start + g * piece.stride..][..piece.n_tokens];
+        let m = max(row);
+        keep |= m >= piece.scratch.floor[g];
+        piece.block_max[g * piece.n_blocks + number] = m;
+        piece.block_sum[g * piece.n_blocks + number] = exp_minus(row, m);
     }
     if keep {
         piece.kept.push(number as u32);

@@ -224,10 +224,8 @@ impl Slab {
         second: Stream,
         head: usize,
     ) -> (&mut [u8], &mut [u8]) {
-        let (first, second) = (
-            self.place(first as usize, head, 0),
-            self.place(second as usize, head, 0),
-        );
+        let (first, second) =
+            (self.place(first as usize, head, 0), self.place(second as usize, head, 0));
         let (before, after) = self.fast.split_at_mut(second.start);
         (&mut before[first], &mut after[..second.len()])
     }
@@ -249,12 +247,6 @@ impl Slab {
     pub fn row(&self, head: usize, block: usize, token: usize) -> (&[u8], &[u8]) {
         let rows = self.rows_of(block);
         (&rows[self.shape.key_row(head, token)], &rows[self.shape.value_row(head, token)])
-    }
-
-    /// Minimum and scale of the sketch's channels.
-    pub fn channels(&self, head: usize, block: usize) -> (&[f16], &[f16]) {
-        let both = halves(self.block(Stream::Channels, head, block));
-        both.split_at(both.len() / 2)
     }
 
     /// Minimum and scale of the value sketch's coefficients.

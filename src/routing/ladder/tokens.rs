@@ -163,7 +163,7 @@ impl LadderTokens {
         let params = &self.params;
         let scale = match params.share_reference {
             0 => 1.0,
-            reference => reference as f32 / n_tokens.max(1) as f32,
+            reference => (reference as f32 / n_tokens.max(1) as f32).sqrt(),
         };
         let has_values = layout::value_rank(params, self.model.geometry.value_dim) > 0;
         Thresholds::new(
@@ -513,8 +513,9 @@ impl SealedTokens for LadderTokens {
 
     fn minimum_bytes(&self) -> u64 {
         let layers = self.layers.iter().enumerate();
-        let blocks: u64 =
-            layers.map(|(layer, blocks)| self.bytes_of_means(layer) * blocks.n_blocks() as u64).sum();
+        let blocks: u64 = layers
+            .map(|(layer, blocks)| self.bytes_of_means(layer) * blocks.n_blocks() as u64)
+            .sum();
         blocks + self.bytes.layout
     }
 
