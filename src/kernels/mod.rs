@@ -6,13 +6,14 @@
 //! version on random shapes. Lengths are checked at each kernel's door, inputs are finite
 //! ([`convert::first_outside`] is what guards that at the library's own door).
 //!
-//! `rows`: exact rows; `sketch`, `value_sketch`: packed partial ones; `exp`, `tile`: softmax.
+//! `rows`: exact rows; `sketch`, `value_sketch`: packed partial ones; `shares`: choosing; `exp`, `tile`: softmax.
 
 pub mod convert;
 pub mod exp;
 mod level;
 mod prefetch;
 pub mod rows;
+pub mod shares;
 #[cfg(target_arch = "x86_64")]
 mod simd;
 pub mod sketch;
@@ -27,6 +28,7 @@ pub use exp::{exp_minus, max};
 pub use level::Level;
 pub use prefetch::{prefetch, prefetch_value};
 pub use rows::{RowCodec, row_accumulate, row_scores};
+pub use shares::shares_above;
 pub use sketch::{BlockSums, SketchRun, SketchShape, sketch_pack, sketch_run};
 pub use tile::{scratch_len as tile_scratch_len, tile_attend};
-pub use value_sketch::{coefficients_accumulate, coefficients_pack};
+pub use value_sketch::{Coefficients, coefficients_accumulate, coefficients_pack};

@@ -46,6 +46,8 @@ pub(super) trait Vector: Copy {
     unsafe fn scale(self, n: Self) -> Self;
     /// self where x >= limit, else 0 (NaN is not).
     unsafe fn where_at_least(self, x: Self, limit: Self) -> Self;
+    /// One bit for each lane that is greater than `limit`'s.
+    unsafe fn above(self, limit: Self) -> u32;
     /// The sum of each vector's lanes.
     unsafe fn sum4(vectors: [Self; 4]) -> __m128;
     /// The largest of each vector's lanes.
@@ -157,6 +159,9 @@ impl Vector for F32x8 {
         fn where_at_least(self: Self, x: Self, limit: Self) -> Self {
             Self(_mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_GE_OQ>(x.0, limit.0)))
         }
+        fn above(self: Self, limit: Self) -> u32 {
+            _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(self.0, limit.0)) as u32
+        }
         fn sum4(vectors: [Self; 4]) -> __m128 {
             let [a, b, c, d] = vectors;
             let (ab, cd) = (_mm256_hadd_ps(a.0, b.0), _mm256_hadd_ps(c.0, d.0));
@@ -257,6 +262,9 @@ impl Vector for F32x16 {
         fn scale(self: Self, n: Self) -> Self { Self(_mm512_scalef_ps(self.0, n.0)) }
         fn where_at_least(self: Self, x: Self, limit: Self) -> Self {
             Self(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x.0, limit.0), self.0))
+        }
+        fn above(self: Self, limit: Self) -> u32 {
+            u32::from(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0))
         }
         fn sum4(vectors: [Self; 4]) -> __m128 {
             // Written out: a closure would be a function without the vectors' features.

@@ -31,68 +31,73 @@ pub fn coefficients_pack(
     }
 }
 
-/// `acc[g][c] += sum over i of w[g * stride + i] * code[tokens[i]][c]`, the codes as whole numbers
-/// (scale and minimum are the caller's), acc: `[n_group][r]`.
+/// A block's coefficients of one head.
+#[derive(Clone, Copy)]
+pub struct Coefficients<'a> {
+    /// `[n_tokens][r / 4]`
+    pub codes: &'a [u8],
+    /// `[r]`
+    pub minimum: &'a [f16],
+    /// `[r]`
+    pub scale: &'a [f16],
+}
+
+/// `acc[g][c] += sum over i of w[g * stride + i] * coefficient[tokens[i]][c]`, acc: `[n_group][r]`.
 pub fn coefficients_accumulate(
-    codes: &[u8],
-    r: usize,
+    block: &Coefficients,
     tokens: &[u32],
     w: &[f32],
     stride: usize,
     n_group: usize,
     acc: &mut [f32],
 ) {
-    coefficients_accumulate_at(Level::best(), codes, r, tokens, w, stride, n_group, acc);
+    coefficients_accumulate_at(Level::best(), block, tokens, w, stride, n_group, acc);
 }
 
 /// [`coefficients_accumulate`] at a given level, for tests and benches.
 #[doc(hidden)]
-#[allow(clippy::too_many_arguments)]
 pub fn coefficients_accumulate_at(
     level: Level,
-    codes: &[u8],
-    r: usize,
+    block: &Coefficients,
     tokens: &[u32],
     w: &[f32],
     stride: usize,
     n_group: usize,
     acc: &mut [f32],
 ) {
-    assert!(r > 0 && r.is_multiple_of(4), "r = {r}");
+    let r = block.minimum.len();
+    assert!(r > 0 && r.is_multiple_of(4) && block.scale.len() == r, "r = {r}");
     assert_eq!(acc.len(), n_group * r);
     assert!(n_group == 0 || (n_group - 1) * stride + tokens.len() <= w.len());
-    let n_tokens = codes.len() / (r / 4);
+    let n_tokens = block.codes.len() / (r / 4);
     assert!(tokens.iter().all(|token| (*token as usize) < n_tokens), "a token has no codes");
     match level.tier() {
-        Tier::Scalar => accumulate_scalar(codes, r, tokens, w, stride, n_group, acc),
+        Tier::Scalar => accumulate_scalar(block, tokens, w, stride, n_group, acc),
         // SAFETY: the level proves that the machine has the instructions; lengths are checked.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 => unsafe {
-            x86::accumulate_avx2(codes, r, tokens, w, stride, n_group, acc);
-        },
+        Tier::Avx2 => unsafe { x86::accumulate_avx2(block, tokens, w, stride, n_group, acc) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 => unsafe {
-            x86::accumulate_avx512(codes, r, tokens, w, stride, n_group, acc);
-        },
+        Tier::Avx512 => unsafe { x86::accumulate_avx512(block, tokens, w, stride, n_group, acc) },
     }
 }
 
 fn accumulate_scalar(
-    codes: &[u8],
-    r: usize,
+    block: &Coefficients,
     tokens: &[u32],
     w: &[f32],
     stride: usize,
     n_group: usize,
     acc: &mut [f32],
 ) {
+    let r = block.minimum.len();
     for (i, token) in tokens.iter().enumerate() {
-        let row = &codes[*token as usize * (r / 4)..][..r / 4];
+        let row = &block.codes[*token as usize * (r / 4)..][..r / 4];
         for g in 0..n_group {
             let weight = w[g * stride + i];
             for (c, acc) in acc[g * r..][..r].iter_mut().enumerate() {
-                *acc += weight * f32::from(row[c / 4] >> (c % 4 * 2) & 3);
+                let code = f32::from(row[c / 4] >> (c % 4 * 2) & 3);
+                *acc += weight * (block.minimum[c].to_f32() + block.scale[c].to_f32() * code);
             }
         }
     }
@@ -101,11 +106,11 @@ fn accumulate_scalar(
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::simd::{F32x8, F32x16, Vector};
+    use super::Coefficients;
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn accumulate_avx2(
-        codes: &[u8],
-        r: usize,
+        block: &Coefficients,
         tokens: &[u32],
         w: &[f32],
         stride: usize,
@@ -113,13 +118,12 @@ mod x86 {
         acc: &mut [f32],
     ) {
         // SAFETY: this function has the features of the vector; the door checked the lengths.
-        unsafe { accumulate::<F32x8>(codes, r, tokens, w, stride, n_group, acc) }
+        unsafe { accumulate::<F32x8>(block, tokens, w, stride, n_group, acc) }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     pub fn accumulate_avx512(
-        codes: &[u8],
-        r: usize,
+        block: &Coefficients,
         tokens: &[u32],
         w: &[f32],
         stride: usize,
@@ -127,31 +131,31 @@ mod x86 {
         acc: &mut [f32],
     ) {
         // SAFETY: this function has the features of the vector; the door checked the lengths.
-        unsafe { accumulate::<F32x16>(codes, r, tokens, w, stride, n_group, acc) }
+        unsafe { accumulate::<F32x16>(block, tokens, w, stride, n_group, acc) }
     }
 
     /// # Safety
     /// The features of `V` are there; lengths are as the door checked them.
     #[inline(always)]
     unsafe fn accumulate<V: Vector>(
-        codes: &[u8],
-        r: usize,
+        block: &Coefficients,
         tokens: &[u32],
         w: &[f32],
         stride: usize,
         n_group: usize,
         acc: &mut [f32],
     ) {
+        let r = block.minimum.len();
         for g in (0..n_group).step_by(4) {
             for c in (0..r).step_by(V::LANES) {
                 // SAFETY: lines g..g + G of both tables exist, and each token's codes.
                 unsafe {
                     let (w, acc) = (w.as_ptr().add(g * stride), acc.as_mut_ptr().add(g * r));
                     match n_group - g {
-                        1 => accumulate_block::<V, 1>(codes, r, tokens, w, stride, acc, c),
-                        2 => accumulate_block::<V, 2>(codes, r, tokens, w, stride, acc, c),
-                        3 => accumulate_block::<V, 3>(codes, r, tokens, w, stride, acc, c),
-                        _ => accumulate_block::<V, 4>(codes, r, tokens, w, stride, acc, c),
+                        1 => some_columns::<V, 1>(block, tokens, w, stride, acc, c),
+                        2 => some_columns::<V, 2>(block, tokens, w, stride, acc, c),
+                        3 => some_columns::<V, 3>(block, tokens, w, stride, acc, c),
+                        _ => some_columns::<V, 4>(block, tokens, w, stride, acc, c),
                     }
                 }
             }
@@ -161,27 +165,30 @@ mod x86 {
     /// Up to LANES coefficients from `c` on, for G lines of weights and sums.
     ///
     /// # Safety
-    /// The features of `V` are there, as are the lines and each token's r codes.
+    /// The features of `V` are there, as are the lines and each token's codes.
     #[inline(always)]
-    unsafe fn accumulate_block<V: Vector, const G: usize>(
-        codes: &[u8],
-        r: usize,
+    unsafe fn some_columns<V: Vector, const G: usize>(
+        block: &Coefficients,
         tokens: &[u32],
         w: *const f32,
         stride: usize,
         acc: *mut f32,
         c: usize,
     ) {
+        let r = block.minimum.len();
         let n = (r - c).min(V::LANES);
         // SAFETY: coefficients c..c + n are in each token's codes and each line of `acc`, weights
         // in each line of `w` for each token.
         unsafe {
-            let at = codes.as_ptr().add(c / 4);
+            let at = block.codes.as_ptr().add(c / 4);
+            let minimum = V::load_f16_part(block.minimum.as_ptr().add(c).cast(), n);
+            let scale = V::load_f16_part(block.scale.as_ptr().add(c).cast(), n);
             // Even and odd tokens apart, so that the latency of one sum doesn't set the pace.
             let mut sums = [[V::splat(0.0); 2]; G];
             for (i, token) in tokens.iter().enumerate() {
                 let from = at.add(*token as usize * (r / 4));
-                let value = if n == V::LANES { V::load_u2(from) } else { V::load_u2_part(from, n) };
+                let code = if n == V::LANES { V::load_u2(from) } else { V::load_u2_part(from, n) };
+                let value = code.fma(scale, minimum);
                 for (g, sums) in sums.iter_mut().enumerate() {
                     let weight = V::splat(*w.add(g * stride + i));
                     sums[0] = value.fma(weight, sums[0]);
@@ -217,8 +224,9 @@ mod tests {
                 let w: Vec<f32> = random.values(n_group * stride).iter().map(|w| w.abs()).collect();
                 for level in Level::available() {
                     let mut acc = vec![0.5; n_group * r];
+                    let block = Coefficients { codes: &codes, minimum: &minimum, scale: &scale };
                     coefficients_accumulate_at(
-                        level, &codes, r, &tokens, &w, stride, n_group, &mut acc,
+                        level, &block, &tokens, &w, stride, n_group, &mut acc,
                     );
                     for g in 0..n_group {
                         let w = &w[g * stride..][..tokens.len()];
@@ -229,8 +237,7 @@ mod tests {
                                 .zip(w)
                                 .map(|(t, w)| w * rows[*t as usize * r + c])
                                 .sum();
-                            let codes = acc[g * r + c] - 0.5;
-                            let found = minimum[c].to_f32() * total + scale[c].to_f32() * codes;
+                            let found = acc[g * r + c] - 0.5;
                             // A constant coefficient (one token) is rounded to f16.
                             let constant = 5e-4 * minimum[c].to_f32().abs();
                             let bound = (0.5 * scale[c].to_f32() + constant) * total + 1e-4;
@@ -251,10 +258,13 @@ mod tests {
         let tokens: Vec<u32> = (0..100).rev().collect();
         let w = random.values(5 * 100);
         let mut right = vec![0.0; 5 * 28];
-        coefficients_accumulate_at(Level::SCALAR, codes, 28, &tokens, &w, 100, 5, &mut right);
+        let minimum: Vec<f16> = random.values(28).into_iter().map(f16::from_f32).collect();
+        let scale: Vec<f16> = random.values(28).into_iter().map(f16::from_f32).collect();
+        let block = Coefficients { codes, minimum: &minimum, scale: &scale };
+        coefficients_accumulate_at(Level::SCALAR, &block, &tokens, &w, 100, 5, &mut right);
         for level in Level::available() {
             let mut acc = vec![0.0; 5 * 28];
-            coefficients_accumulate_at(level, codes, 28, &tokens, &w, 100, 5, &mut acc);
+            coefficients_accumulate_at(level, &block, &tokens, &w, 100, 5, &mut acc);
             for (found, right) in acc.iter().zip(&right) {
                 assert!((found - right).abs() < 1e-4, "{level:?}: {found} {right}");
             }

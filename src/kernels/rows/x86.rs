@@ -371,14 +371,12 @@ impl Job<'_> {
                 let n = (n_rows - t).min(ROWS);
                 for (g, sums) in sums.into_iter().enumerate() {
                     let line = out.add(g * self.stride + t);
-                    let scores = four(V::sum4(sums));
+                    let scores = V::sum4(sums);
                     if n == ROWS {
-                        for row in 0..ROWS {
-                            *line.add(row) = scores[row];
-                        }
+                        _mm_storeu_ps(line, scores);
                     } else {
-                        for row in 0..n {
-                            *line.add(row) = scores[row];
+                        for (row, score) in four(scores).into_iter().enumerate().take(n) {
+                            *line.add(row) = score;
                         }
                     }
                 }

@@ -13,7 +13,7 @@
 //! by. In all that is 21 n4 + 1.25 n2 over 127^2 times max s^2 / sum s^2: about 1 % where
 //! max |s| is three times the mean square's root.
 
-use super::super::exp::{exponentials, largest};
+use super::super::exp::{largest, sketch_exponentials};
 use super::super::simd::{F32x8, F32x16, Vector, four};
 use super::{
     BlockSums, GROUP_TOKENS, MAX_CHANNELS, ScoredBlock as Block, SketchRun, SketchShape, UNIT_BYTES,
@@ -58,7 +58,7 @@ macro_rules! entry {
                     // SAFETY: this function has the features of the vector.
                     unsafe {
                         let m = largest::<$vector>(row);
-                        (m, exponentials::<$vector>(row, m))
+                        (m, sketch_exponentials::<$vector>(row, m))
                     }
                 },
             )
@@ -317,6 +317,118 @@ unsafe fn dot_avx512<const G: usize>(
     }
 }
 
+/// The largest sum that a unit of 4-bit or of 2-bit channels adds to one lane of i16: two
+/// neighbouring products a quad.
+const UNIT4_SUM: usize = 2 * 2 * 15 * 127;
+const UNIT2_SUM: usize = 4 * 2 * 3 * 127;
+
+/// Whole groups of 16 tokens as two vectors, so that each of a query's dwords is loaded once for
+/// both. The whole sum must stay within i16, which it does up to 16 channels of 4 bits and 128 of
+/// 2; others go 8 tokens at a time.
+///
+/// # Safety
+/// As [`dot_avx512`], with AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_avx2<const G: usize>(block: &Block, codes: &[u8], query: &Quantised, out: *mut f32) {
+    let (units4, units2) = (block.shape.n4 / 8, block.shape.n2 / 16);
+    if units4 * UNIT4_SUM + units2 * UNIT2_SUM > i16::MAX as usize {
+        // SAFETY: the same contract.
+        return unsafe { dot_halves_avx2::<G>(block, codes, query, out) };
+    }
+    let (nibble, pair) = (_mm256_set1_epi8(15), _mm256_set1_epi8(3));
+    let ones = _mm256_set1_epi16(1);
+    let mut at = codes.as_ptr();
+    for tokens in (0..block.n_tokens).step_by(GROUP_TOKENS) {
+        let mut sums = [[_mm256_setzero_si256(); 2]; G];
+        // SAFETY: a group's units lie one after the other; its 16 scores are in each line.
+        unsafe {
+            for u in 0..units4 {
+                let unit = Unit::load(at);
+                at = at.add(UNIT_BYTES);
+                add_products(
+                    &mut sums,
+                    query,
+                    2 * u,
+                    unit.codes::<0>(nibble),
+                    unit.codes::<4>(nibble),
+                );
+            }
+            for u in 0..units2 {
+                let unit = Unit::load(at);
+                at = at.add(UNIT_BYTES);
+                let i = 2 * units4 + 4 * u;
+                add_products(&mut sums, query, i, unit.codes::<0>(pair), unit.codes::<2>(pair));
+                add_products(&mut sums, query, i + 2, unit.codes::<4>(pair), unit.codes::<6>(pair));
+            }
+            for (g, sums) in sums.into_iter().enumerate() {
+                let (step, base) = (_mm256_set1_ps(query.step[g]), _mm256_set1_ps(query.base[g]));
+                for (half, sum) in sums.into_iter().enumerate() {
+                    let sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, ones));
+                    let at = out.add(g * block.stride + tokens + half * GROUP_TOKENS / 2);
+                    _mm256_storeu_ps(at, _mm256_fmadd_ps(sum, step, base));
+                }
+            }
+        }
+    }
+}
+
+/// A unit of 16 tokens as two vectors.
+#[derive(Clone, Copy)]
+struct Unit([__m256i; 2]);
+
+impl Unit {
+    /// # Safety
+    /// AVX2 is there, and a unit's bytes are.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn load(at: *const u8) -> Self {
+        // SAFETY: by the contract.
+        unsafe {
+            let high = at.add(UNIT_BYTES / 2);
+            Self([_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(high.cast())])
+        }
+    }
+
+    /// The codes that begin at bit SHIFT of each byte.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn codes<const SHIFT: i32>(self, mask: __m256i) -> [__m256i; 2] {
+        let [low, high] = self.0;
+        [
+            _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(low), mask),
+            _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(high), mask),
+        ]
+    }
+}
+
+/// Adds the products of two neighbouring quads of codes with dwords i and i + 1 of each query.
+///
+/// # Safety
+/// AVX2 is there, and G queries are quantised.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_products<const G: usize>(
+    sums: &mut [[__m256i; 2]; G],
+    query: &Quantised,
+    i: usize,
+    first: [__m256i; 2],
+    second: [__m256i; 2],
+) {
+    for (g, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: by the contract.
+        let (q, next) = unsafe { (query.quad(g, i), query.quad(g, i + 1)) };
+        let quads = [_mm256_set1_epi32(q), _mm256_set1_epi32(next)];
+        for (half, sum) in sums.iter_mut().enumerate() {
+            let products = _mm256_add_epi16(
+                _mm256_maddubs_epi16(first[half], quads[0]),
+                _mm256_maddubs_epi16(second[half], quads[1]),
+            );
+            *sum = _mm256_add_epi16(*sum, products);
+        }
+    }
+}
+
 /// Two halves of 8 tokens. Sums of byte products stay within i16: 4 * 15 * 127 for a 4-bit unit,
 /// 8 * 3 * 127 for one of 2 bits.
 ///
@@ -324,7 +436,12 @@ unsafe fn dot_avx512<const G: usize>(
 /// As [`dot_avx512`], with AVX2.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_avx2<const G: usize>(block: &Block, codes: &[u8], query: &Quantised, out: *mut f32) {
+unsafe fn dot_halves_avx2<const G: usize>(
+    block: &Block,
+    codes: &[u8],
+    query: &Quantised,
+    out: *mut f32,
+) {
     let (units4, units2) = (block.shape.n4 / 8, block.shape.n2 / 16);
     let (nibble, pair) = (_mm256_set1_epi8(15), _mm256_set1_epi8(3));
     let ones = _mm256_set1_epi16(1);

@@ -5,7 +5,7 @@ use super::layout::widen;
 use super::plan::{Piece, Sealed};
 use super::slab::Stream;
 use crate::attend::{ROWS_AT_ONCE, SoftmaxState, attend_rows};
-use crate::kernels::{coefficients_accumulate, f16_to_f32, prefetch, row_accumulate};
+use crate::kernels::{Coefficients, coefficients_accumulate, prefetch, row_accumulate};
 
 /// The piece's share of a unit's attention, into the piece's own state.
 pub fn attend_piece(
@@ -100,8 +100,6 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
         scratch.token_list.clear();
         scratch.token_list.extend(run.iter().map(|chosen| chosen.token));
         scratch.token_weights.resize(n_group * run.len(), 0.0);
-        scratch.codes.clear();
-        scratch.codes.resize(n_group * rank, 0.0);
         for g in 0..n_group {
             let factor = piece.factor[g * piece.n_blocks + b];
             let weights = &piece.weights[(kept * n_group + g) * piece.stride..];
@@ -109,22 +107,12 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
                 *w = factor * weights[chosen.token as usize];
             }
         }
-        let codes = slab.block(Stream::Coefficients, sealed.head, block);
-        let (list, weights) = (&scratch.token_list[..], &scratch.token_weights[..]);
-        coefficients_accumulate(codes, rank, list, weights, run.len(), n_group, &mut scratch.codes);
         let (minimum, scale) = slab.coefficient_scales(sealed.head, block);
-        scratch.scales.resize(2 * rank, 0.0);
-        f16_to_f32(minimum, &mut scratch.scales[..rank]);
-        f16_to_f32(scale, &mut scratch.scales[rank..]);
-        let (minimum, scale) = scratch.scales.split_at(rank);
-        for g in 0..n_group {
-            let weight: f32 = weights[g * run.len()..][..run.len()].iter().sum();
-            let sums = scratch.codes[g * rank..][..rank].iter();
-            let out = scratch.coefficients[g * rank..][..rank].iter_mut();
-            for ((out, code), (min, scale)) in out.zip(sums).zip(minimum.iter().zip(scale)) {
-                *out += scale * code + min * weight;
-            }
-        }
+        let codes = slab.block(Stream::Coefficients, sealed.head, block);
+        let coefficients = Coefficients { codes, minimum, scale };
+        let (list, weights) = (&scratch.token_list[..], &scratch.token_weights[..]);
+        let out = &mut scratch.coefficients[..];
+        coefficients_accumulate(&coefficients, list, weights, run.len(), n_group, out);
     }
     widen(&sealed.layout.value_basis, &mut scratch.value_basis);
     for g in 0..n_group {

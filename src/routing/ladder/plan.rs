@@ -64,12 +64,13 @@ pub struct PieceScratch {
     /// Coarse weights, `[n_group][n_blocks]`.
     pub coarse: Vec<f32>,
     pub coefficients: Vec<f32>,
-    pub codes: Vec<f32>,
     pub token_list: Vec<u32>,
     pub token_weights: Vec<f32>,
-    pub scales: Vec<f32>,
-    /// Of one block's tokens, mean over the group.
+    /// Tokens of one block that are chosen, and their shares, mean over the group.
+    pub tokens: Vec<u32>,
     pub shares: Vec<f32>,
+    /// By which a block's weights become shares, `[n_group]`.
+    pub factors: Vec<f32>,
     pub value_basis: Vec<f32>,
     pub state: SoftmaxState,
     pub rows: RowScratch,

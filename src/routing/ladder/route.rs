@@ -5,7 +5,9 @@ use std::ops::Range;
 use super::plan::{Chosen, Piece, Sealed};
 use super::slab::{Sketch, Slab, Stream, halves};
 use crate::attend::SoftmaxState;
-use crate::kernels::{BlockSums, RowCodec, SketchRun, exp_minus, max, row_scores, sketch_run};
+use crate::kernels::{
+    BlockSums, RowCodec, SketchRun, exp_minus, max, row_scores, shares_above, sketch_run,
+};
 
 /// Blocks of one slab that are scored before sums and floor move on.
 pub const SCORED_AT_ONCE: usize = 64;
@@ -275,39 +277,31 @@ pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
         exp_minus(factor, log_sum);
     }
     // Mean over the group.
-    let share = (n_group as f32).recip();
-    let stride = piece.stride;
-    piece.scratch.shares.resize(piece.n_tokens, 0.0);
+    let part = (n_group as f32).recip();
+    let (stride, n_tokens) = (piece.stride, piece.n_tokens);
+    let scratch = &mut piece.scratch;
+    scratch.tokens.resize(n_tokens, 0);
+    scratch.shares.resize(n_tokens, 0.0);
+    scratch.factors.resize(n_group, 0.0);
     for (kept, &block) in piece.kept.iter().enumerate() {
-        let factor = |g: usize| piece.factor[g * n_blocks + block as usize] * share;
-        if (0..n_group).map(factor).sum::<f32>() <= lowest {
+        let of_block = piece.factor.chunks_exact(n_blocks).map(|of_head| of_head[block as usize]);
+        scratch.factors.iter_mut().zip(of_block).for_each(|(part_of, f)| *part_of = f * part);
+        if scratch.factors.iter().sum::<f32>() <= lowest {
             continue;
         }
-        let shares = &mut piece.scratch.shares[..];
-        shares.fill(0.0);
         let weights = &piece.weights[kept * n_group * stride..][..n_group * stride];
-        for (g, weights) in weights.chunks_exact(stride).enumerate() {
-            let factor = factor(g);
-            shares.iter_mut().zip(weights).for_each(|(share, weight)| *share += factor * weight);
-        }
-        for (i, some) in shares.chunks(LOOKED_AT).enumerate() {
-            if !some.iter().fold(false, |any, &share| any | (share > lowest)) {
-                continue;
-            }
-            for (j, &share) in some.iter().enumerate() {
-                let (kept, token) = (kept as u32, (i * LOOKED_AT + j) as u32);
-                if share > at.fetch {
-                    piece.fetched.push(Chosen { kept, token, share });
-                } else if share > at.middle {
-                    piece.middle.push(Chosen { kept, token, share });
-                }
+        let (tokens, shares) = (&mut scratch.tokens[..], &mut scratch.shares[..]);
+        let n = shares_above(weights, stride, n_tokens, &scratch.factors, lowest, tokens, shares);
+        for (&token, &share) in tokens.iter().zip(shares.iter()).take(n) {
+            let chosen = Chosen { kept: kept as u32, token, share };
+            if share > at.fetch {
+                piece.fetched.push(chosen);
+            } else {
+                piece.middle.push(chosen);
             }
         }
     }
 }
-
-/// Shares that are compared at once before any is looked at by itself.
-const LOOKED_AT: usize = 8;
 
 /// Keeps the `budget` largest shares of a unit's pieces; the others see the value sketch.
 pub fn limit(pieces: &mut [Piece], budget: usize, middle: bool) {
