@@ -36,11 +36,11 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     scratch.coarse.clear();
     scratch.coarse.extend_from_slice(&piece.block_sum[..n_group * n]);
     for chosen in &piece.fetched {
-        let b = piece.kept[chosen.kept as usize] as usize;
-        for g in 0..n_group {
-            let at = (chosen.kept as usize * n_group + g) * piece.stride + chosen.token as usize;
-            let rest = &mut scratch.coarse[g * n + b];
-            *rest = (*rest - piece.weights[at]).max(0.0);
+        let weights = &piece.chosen_weights[chosen.number as usize * n_group..][..n_group];
+        for (rest, weight) in
+            scratch.coarse[chosen.block as usize..].iter_mut().step_by(n).zip(weights)
+        {
+            *rest = (*rest - weight).max(0.0);
         }
     }
     let state = &mut scratch.state;
@@ -83,16 +83,15 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
     scratch.coefficients.resize(n_group * rank, 0.0);
     let mut blocks = sealed.layer.walk();
     let first = piece.first;
-    let mut runs = piece.middle.chunk_by(|a, b| a.kept == b.kept).peekable();
+    let mut runs = piece.middle.chunk_by(|a, b| a.block == b.block).peekable();
     let mut ahead = sealed.layer.walk();
     while let Some(run) = runs.next() {
         if let Some(next) = runs.peek() {
-            let (slab, block) = ahead.find(first + piece.kept[next[0].kept as usize] as usize);
+            let (slab, block) = ahead.find(first + next[0].block as usize);
             prefetch(slab.block(Stream::Coefficients, sealed.head, block));
             prefetch(slab.block(Stream::CoefficientScales, sealed.head, block));
         }
-        let kept = run[0].kept as usize;
-        let b = piece.kept[kept] as usize;
+        let b = run[0].block as usize;
         let (slab, block) = blocks.find(first + b);
         if slab.shape.value_rank == 0 {
             continue;
@@ -100,11 +99,11 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
         scratch.token_list.clear();
         scratch.token_list.extend(run.iter().map(|chosen| chosen.token));
         scratch.token_weights.resize(n_group * run.len(), 0.0);
-        for g in 0..n_group {
-            let factor = piece.factor[g * piece.n_blocks + b];
-            let weights = &piece.weights[(kept * n_group + g) * piece.stride..];
-            for (w, chosen) in scratch.token_weights[g * run.len()..].iter_mut().zip(run) {
-                *w = factor * weights[chosen.token as usize];
+        for (i, chosen) in run.iter().enumerate() {
+            let weights = &piece.chosen_weights[chosen.number as usize * n_group..][..n_group];
+            for (g, weight) in weights.iter().enumerate() {
+                let factor = piece.factor[g * piece.n_blocks + b];
+                scratch.token_weights[g * run.len() + i] = factor * weight;
             }
         }
         let (minimum, scale) = slab.coefficient_scales(sealed.head, block);
@@ -130,7 +129,7 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
 fn prefetch_fetched(piece: &Piece, sealed: &Sealed, start: usize) {
     let mut blocks = sealed.layer.walk();
     for chosen in piece.fetched.iter().skip(start).take(ROWS_AT_ONCE) {
-        let (slab, block) = blocks.find(piece.block(chosen.kept));
+        let (slab, block) = blocks.find(piece.first + chosen.block as usize);
         slab.prefetch_row(sealed.head, block, chosen.token as usize);
     }
 }
@@ -145,7 +144,7 @@ fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
         prefetch_fetched(piece, sealed, start + ROWS_AT_ONCE);
         let run = &piece.fetched[start..piece.fetched.len().min(start + ROWS_AT_ONCE)];
         for ((key, value), chosen) in keys.iter_mut().zip(&mut values).zip(run) {
-            let (slab, block) = blocks.find(piece.block(chosen.kept));
+            let (slab, block) = blocks.find(piece.first + chosen.block as usize);
             (*key, *value) = slab.row(sealed.head, block, chosen.token as usize);
         }
         let (keys, values) = (&keys[..run.len()], &values[..run.len()]);

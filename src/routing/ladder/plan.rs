@@ -9,10 +9,12 @@ use crate::routing::Plan;
 /// A sealed token that is more than a part of its block's coarse row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chosen {
-    /// Its block's number among those that the piece kept.
-    pub kept: u32,
+    /// Its block's number in the piece.
+    pub block: u32,
     /// Its place in the block.
     pub token: u32,
+    /// Its number among all that were chosen.
+    pub number: u32,
     /// Mean over the group of the token's share of the attention.
     pub share: f32,
 }
@@ -28,8 +30,8 @@ pub struct Piece {
     pub block_sum: Vec<f32>,
     /// exp(the block's largest score) / Z, by which weights become shares, `[n_group][n_blocks]`.
     pub factor: Vec<f32>,
-    /// The blocks that may hold chosen tokens, by number within the piece, and their
-    /// exp(score - the block's largest), `[kept][n_group][stride]`.
+    /// From scoring to choosing: the blocks that may hold chosen tokens, by number within the
+    /// piece, and their exp(score - the block's largest), `[kept][n_group][stride]`.
     pub kept: Vec<u32>,
     pub weights: Vec<f32>,
     /// Tokens of a block, and as many rounded up to what a kernel writes.
@@ -39,14 +41,9 @@ pub struct Piece {
     pub fetched: Vec<Chosen>,
     /// Seen through the value sketch.
     pub middle: Vec<Chosen>,
+    /// exp(score - the block's largest) of the chosen tokens, `[number][n_group]`.
+    pub chosen_weights: Vec<f32>,
     pub scratch: PieceScratch,
-}
-
-impl Piece {
-    /// A kept block's number in the layer.
-    pub fn block(&self, kept: u32) -> usize {
-        self.first + self.kept[kept as usize] as usize
-    }
 }
 
 /// Buffers of one piece, kept from step to step.
@@ -101,6 +98,7 @@ impl LadderPlan {
             piece.kept.clear();
             piece.fetched.clear();
             piece.middle.clear();
+            piece.chosen_weights.clear();
         }
     }
 

@@ -293,7 +293,10 @@ pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
         let (tokens, shares) = (&mut scratch.tokens[..], &mut scratch.shares[..]);
         let n = shares_above(weights, stride, n_tokens, &scratch.factors, lowest, tokens, shares);
         for (&token, &share) in tokens.iter().zip(shares.iter()).take(n) {
-            let chosen = Chosen { kept: kept as u32, token, share };
+            let number = (piece.fetched.len() + piece.middle.len()) as u32;
+            let chosen = Chosen { block, token, number, share };
+            let of_token = weights.chunks_exact(stride).map(|line| line[token as usize]);
+            piece.chosen_weights.extend(of_token);
             if share > at.fetch {
                 piece.fetched.push(chosen);
             } else {
@@ -331,6 +334,6 @@ pub fn limit(pieces: &mut [Piece], budget: usize, middle: bool) {
             }
             keep
         });
-        middle_list.sort_unstable_by_key(|chosen| (chosen.kept, chosen.token));
+        middle_list.sort_unstable_by_key(|chosen| (chosen.block, chosen.token));
     }
 }

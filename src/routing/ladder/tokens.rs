@@ -28,7 +28,7 @@ const PIECES_A_THREAD: usize = 4;
 pub struct LadderTokens {
     pub(super) model: Arc<Model>,
     pub(super) params: Arc<Params>,
-    pub(super) store: SlowStore,
+    pub(super) store: Arc<SlowStore>,
     pub(super) layout: Option<SequenceLayout>,
     pub(super) layers: Vec<Layer>,
     bytes: SealedBytes,
@@ -45,7 +45,7 @@ impl LadderTokens {
         Self {
             model: Arc::clone(model),
             params: Arc::clone(params),
-            store: store.clone(),
+            store: Arc::new(store.for_sequence()),
             layout: None,
             layers: vec![Layer::default(); model.geometry.layers.len()],
             bytes: SealedBytes::default(),

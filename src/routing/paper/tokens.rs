@@ -41,7 +41,7 @@ impl PaperTokens {
         Self {
             model: Arc::clone(model),
             params: Arc::clone(params),
-            store: store.clone(),
+            store: store.for_sequence(),
             weights: None,
             runs: Vec::new(),
             layers: model.geometry.layers.iter().map(|_| Vec::new()).collect(),
