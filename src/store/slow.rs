@@ -101,6 +101,11 @@ struct Run {
     bytes: Arc<AtomicU64>,
 }
 
+impl Segment {
+    /// Bytes that a segment takes besides what it holds.
+    pub const METADATA: usize = size_of::<Self>() + size_of::<Run>() + 2 * size_of::<usize>();
+}
+
 impl Deref for Segment {
     type Target = [u8];
 

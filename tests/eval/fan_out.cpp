@@ -37,6 +37,7 @@ fan_out::fan_out(const sekv_llama::loaded_model & model, std::vector<running_met
     if (context_ == nullptr) {
         throw std::runtime_error("llama.cpp could not make a context of " + std::to_string(n_methods) + " sequences");
     }
+    threads_.attach(context_, n_threads);
     batch_ = llama_batch_init(static_cast<int32_t>(n_methods), 0, 1);
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "methods.h"
+#include "quiet_threads.h"
 
 #include <functional>
 #include <memory>
@@ -40,6 +41,7 @@ private:
     int32_t n_threads_;
     std::vector<std::vector<float>> keys_;
     std::string problem_;
+    sekv_llama::quiet_threads threads_;
     llama_context * context_ = nullptr;
     llama_batch batch_ = {};
 };

@@ -14,6 +14,9 @@ const MOST_BLOCKS: usize = 256;
 /// [`MOST_BLOCKS`] to this base at the most, and a layer has few slabs at any length.
 const MERGED: usize = 4;
 
+/// What an `Arc` adds to its value.
+const ARC_COUNTS: usize = 2 * size_of::<usize>();
+
 /// The blocks of a slab that belong to the sequence: all, or the first ones where it was cut.
 #[derive(Clone)]
 struct Stretch {
@@ -35,6 +38,16 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// Bytes that a slab takes besides what it holds.
+    pub const SLAB_METADATA: usize = size_of::<Stretch>() + size_of::<Slab>() + ARC_COUNTS;
+
+    /// Slabs of `n_blocks` blocks that came one by one, at the most: of each size there are fewer than
+    /// MERGED.
+    pub fn most_slabs(n_blocks: usize) -> usize {
+        let sizes = n_blocks.clamp(1, MOST_BLOCKS).ilog(MERGED) as usize + 1;
+        n_blocks / MOST_BLOCKS + n_blocks.min((MERGED - 1) * sizes)
+    }
+
     pub fn n_blocks(&self) -> usize {
         self.stretches.last().map_or(0, |last| last.first + last.n_blocks)
     }

@@ -111,7 +111,7 @@ fn choose_head(
         let mean = mean(block, dk);
         for key in block.chunks(dk) {
             for (v, (x, m)) in variance.iter_mut().zip(key.iter().zip(&mean)) {
-                *v += f64::from(x - m).powi(2);
+                *v += (f64::from(*x) - m).powi(2);
             }
         }
     }
@@ -126,7 +126,8 @@ fn choose_head(
     }
 }
 
-fn mean(rows: &[f32], dim: usize) -> Vec<f32> {
+/// In f64: f32 would round what is far from zero more coarsely than what is near.
+fn mean(rows: &[f32], dim: usize) -> Vec<f64> {
     let mut sum = vec![0.0f64; dim];
     for row in rows.chunks(dim) {
         for (s, &x) in sum.iter_mut().zip(row) {
@@ -134,25 +135,25 @@ fn mean(rows: &[f32], dim: usize) -> Vec<f32> {
         }
     }
     let n = (rows.len() / dim).max(1) as f64;
-    sum.iter().map(|s| (s / n) as f32).collect()
+    sum.iter().map(|s| s / n).collect()
 }
 
 /// The centre rounded to 1/64 of each dimension's spread, as a power of two. Any vector near the
 /// mean serves; one on a grid moves by exactly what a constant on the grid adds to every key, so
 /// that the stored rows, and the answers, don't change at all.
-fn on_grid(centre: Vec<f32>, keys: &[f32]) -> Vec<f32> {
+fn on_grid(centre: Vec<f64>, keys: &[f32]) -> Vec<f32> {
     let n = (keys.len() / centre.len()) as f64;
     let mut squares = vec![0.0f64; centre.len()];
     for key in keys.chunks(centre.len()) {
         for (s, (x, c)) in squares.iter_mut().zip(key.iter().zip(&centre)) {
-            *s += f64::from(x - c).powi(2);
+            *s += (f64::from(*x) - c).powi(2);
         }
     }
     let rounded = centre.iter().zip(squares).map(|(&mean, squares)| {
         let step = ((squares / n).sqrt() / 64.0).log2().floor().exp2();
-        let steps = (f64::from(mean) / step).round();
+        let steps = (mean / step).round();
         // A channel that doesn't move has no spread to round to.
-        if steps.is_finite() { (steps * step) as f32 } else { mean }
+        if steps.is_finite() { (steps * step) as f32 } else { mean as f32 }
     });
     rounded.collect()
 }
@@ -207,7 +208,8 @@ fn value_basis(values: &[f32], dim: usize, block_tokens: usize, rank: usize) -> 
         let mean = mean(block, dim);
         let n = block.len() / dim;
         // Column t is token t's residual.
-        let residual = DMatrix::from_fn(dim, n, |i, t| block[t * dim + i] - mean[i]);
+        let residual =
+            DMatrix::from_fn(dim, n, |i, t| (f64::from(block[t * dim + i]) - mean[i]) as f32);
         covariance.gemm(1.0, &residual, &residual.transpose(), 1.0);
     }
     let eigen = SymmetricEigen::new(covariance);

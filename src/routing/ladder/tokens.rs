@@ -130,19 +130,27 @@ impl LadderTokens {
         self.bytes = slabs.map(slab_bytes).fold(empty, SealedBytes::plus);
     }
 
-    fn bytes_of_new_block(&self, layer: usize) -> SealedBytes {
+    /// Of `n_blocks` sealed from the start on.
+    fn bytes_of_blocks(&self, layer: usize, n_blocks: u64) -> SealedBytes {
         if self.is_dense(layer) {
-            dense_bytes(self.dense_shape(layer).rows_bytes())
+            let one = dense_bytes(self.dense_shape(layer).rows_bytes());
+            SealedBytes {
+                resident: n_blocks * one.resident,
+                metadata: n_blocks * SLAB_METADATA,
+                ..one
+            }
         } else {
             let shape = self.shape(layer, self.sketch());
-            sealed_bytes(&shape, 1, shape.rows_bytes() as u64)
+            let mut bytes = sealed_bytes(&shape, n_blocks, n_blocks * shape.rows_bytes() as u64);
+            bytes.metadata += Layer::most_slabs(n_blocks as usize) as u64 * SLAB_METADATA;
+            bytes
         }
     }
 
     /// A block of a layer that has given up its sketches.
     fn bytes_of_means(&self, layer: usize) -> u64 {
         let shape = self.shape(layer, Sketch::Packed { n4: 0, n2: 0 });
-        BlockShape { value_rank: 0, ..shape }.fast_bytes() as u64 + BLOCK_METADATA
+        BlockShape { value_rank: 0, ..shape }.fast_bytes() as u64 + BLOCK_METADATA + SLAB_METADATA
     }
 
     fn sealed<'a>(&'a self, layer: usize, head: usize, none: &'a HeadLayout) -> Sealed<'a> {
@@ -199,21 +207,23 @@ impl OpenRows for BlockRows<'_> {
     }
 }
 
-/// Bookkeeping of one block, as if each were a slab.
-const BLOCK_METADATA: u64 =
-    (size_of::<Slab>() + size_of::<Arc<Slab>>() + size_of::<Segment>()) as u64;
+/// Bookkeeping of one block, and of one slab.
+const BLOCK_METADATA: u64 = Segment::METADATA as u64;
+const SLAB_METADATA: u64 = Layer::SLAB_METADATA as u64;
 
 fn slab_bytes(slab: &Slab) -> SealedBytes {
     let n = slab.n_blocks as u64;
-    if slab.is_dense() {
+    let mut bytes = if slab.is_dense() {
         dense_bytes(slab.fast_bytes())
     } else {
         sealed_bytes(&slab.shape, n, slab.slow_bytes() as u64)
-    }
+    };
+    bytes.metadata += SLAB_METADATA;
+    bytes
 }
 
 fn dense_bytes(rows: usize) -> SealedBytes {
-    SealedBytes { resident: rows as u64, metadata: BLOCK_METADATA, ..Default::default() }
+    SealedBytes { resident: rows as u64, ..Default::default() }
 }
 
 fn sealed_bytes(shape: &BlockShape, n_blocks: u64, slow: u64) -> SealedBytes {
@@ -492,10 +502,8 @@ impl SealedTokens for LadderTokens {
         let geometry = &self.model.geometry;
         let mut bytes = SealedBytes::default();
         for layer in 0..self.layers.len() {
-            let one = self.bytes_of_new_block(layer);
-            for _ in 0..n / self.params.block_tokens {
-                bytes = bytes.plus(one);
-            }
+            let n_blocks = (n / self.params.block_tokens) as u64;
+            bytes = bytes.plus(self.bytes_of_blocks(layer, n_blocks));
             let rank = layout::value_rank(&self.params, geometry.value_dim);
             let head = geometry.key_dim * 6 + rank * geometry.value_dim * 2;
             bytes.layout += (geometry.layers[layer].n_kv_heads * head) as u64;
@@ -506,9 +514,9 @@ impl SealedTokens for LadderTokens {
     fn bytes_to_seal(&self, n: usize) -> [u64; 2] {
         let n_blocks = (n / self.params.block_tokens) as u64;
         let layers = || 0..self.layers.len();
-        let full: u64 = layers().map(|layer| self.bytes_of_new_block(layer).fast()).sum();
+        let full: u64 = layers().map(|layer| self.bytes_of_blocks(layer, n_blocks).fast()).sum();
         let least: u64 = layers().map(|layer| self.bytes_of_means(layer)).sum();
-        [full * n_blocks, least * n_blocks]
+        [full, least * n_blocks]
     }
 
     fn minimum_bytes(&self) -> u64 {
