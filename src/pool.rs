@@ -206,6 +206,25 @@ impl Team<'_> {
         });
     }
 
+    /// `for_each` over the elements of two slices of one length, side by side.
+    pub fn for_each_pair<A: Send, B: Send>(
+        &self,
+        first: &mut [A],
+        second: &mut [B],
+        run: impl Fn(usize, &mut A, &mut B) + Sync,
+    ) {
+        assert_eq!(first.len(), second.len());
+        struct Base<A, B>(*mut A, *mut B);
+        // SAFETY: as in `for_each_mut`, for each of the two.
+        unsafe impl<A: Send, B: Send> Sync for Base<A, B> {}
+        let base = Base(first.as_mut_ptr(), second.as_mut_ptr());
+        let base = &base;
+        self.for_each(first.len(), |i| {
+            // SAFETY: as in `for_each_mut`, for each of the two.
+            unsafe { run(i, &mut *base.0.add(i), &mut *base.1.add(i)) };
+        });
+    }
+
     fn run_loop(&self, n_items: usize, run: &(dyn Fn(usize) + Sync)) {
         let shared = match self.shared {
             Some(shared) if n_items > 1 => shared,
@@ -265,6 +284,14 @@ mod tests {
         let mut items = vec![0usize; 333];
         pool.team(|team| team.for_each_mut(&mut items, |i, item| *item += i));
         assert!(items.iter().enumerate().all(|(i, &item)| item == i));
+        let mut others = vec![1usize; 333];
+        pool.team(|team| {
+            team.for_each_pair(&mut items, &mut others, |i, item, other| {
+                *other += *item;
+                *item = i + 1;
+            });
+        });
+        assert!(items.iter().eq(others.iter()));
     }
 
     #[test]

@@ -3,9 +3,8 @@
 //! every thread reads one stream.
 
 use half::f16;
-use half::slice::HalfFloatSliceExt;
 use sekv::attend::SoftmaxState;
-use sekv::kernels::{exp_minus, max};
+use sekv::kernels::{RowCodec, exp_minus, max, row_accumulate, row_scores};
 use sekv::pool::Pool;
 
 use crate::memory::Buffer;
@@ -116,13 +115,14 @@ fn scores(q: &[f32], keys: &[f16], out: &mut [f32; GROUP * TOKENS]) {
         unsafe { wide::scores(q, keys, out) };
         return;
     }
-    let mut key = [0.0; DIM];
-    for (t, row) in keys.chunks(DIM).enumerate() {
-        row.convert_to_f32_slice(&mut key);
-        for (g, q) in q.chunks(DIM).enumerate() {
-            out[g * TOKENS + t] = q.iter().zip(&key).map(|(q, k)| q * k).sum();
-        }
-    }
+    let rows: Vec<&[u8]> = keys.chunks(DIM).map(bytes).collect();
+    row_scores(RowCodec::F16, DIM, q, GROUP, &rows, out, TOKENS);
+}
+
+/// A row as the library's kernels take it.
+fn bytes(row: &[f16]) -> &[u8] {
+    // SAFETY: f16 has no padding, and bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
 }
 
 fn accumulate(weights: &[f32; GROUP * TOKENS], values: &[f16], acc: &mut [f32]) {
@@ -132,14 +132,8 @@ fn accumulate(weights: &[f32; GROUP * TOKENS], values: &[f16], acc: &mut [f32]) 
         unsafe { wide::accumulate(weights, values, acc) };
         return;
     }
-    let mut value = [0.0; DIM];
-    for (t, row) in values.chunks(DIM).enumerate() {
-        row.convert_to_f32_slice(&mut value);
-        for (g, acc) in acc.chunks_mut(DIM).enumerate() {
-            let w = weights[g * TOKENS + t];
-            acc.iter_mut().zip(&value).for_each(|(a, v)| *a += w * v);
-        }
-    }
+    let rows: Vec<&[u8]> = values.chunks(DIM).map(bytes).collect();
+    row_accumulate(RowCodec::F16, DIM, weights, TOKENS, GROUP, &rows, acc);
 }
 
 /// AVX-512.

@@ -23,8 +23,8 @@ pub struct Step {
     pub fast_bytes: f64,
 }
 
-/// int8 rows with a scale each, keys and values.
-const ROW_BYTES: f64 = 2.0 * DIM as f64 + 4.0;
+/// int8 rows with a scale for each 16 elements, keys and values.
+const ROW_BYTES: f64 = 2.0 * (DIM + DIM / 16 * 2) as f64;
 /// 2 bits a coefficient, d/4 coefficients.
 const COEFFICIENT_BYTES: f64 = DIM as f64 / 16.0;
 
@@ -71,20 +71,20 @@ impl Step {
 /// What all threads together do in a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Rates {
-    /// 64-byte dot products of bytes (VNNI), in registers.
+    /// Dot products of 64 bytes, in registers: one VNNI instruction, or with AVX2 two products and
+    /// two sums.
     pub dots: f64,
-    /// 16-wide f32 multiply-adds, in registers.
+    /// 16 f32 multiply-adds, in registers: one instruction of AVX-512, two of AVX2.
     pub multiplies: f64,
     /// The library's exponentials, values in the first-level cache.
     pub exponentials: f64,
 }
 
 impl Rates {
-    /// None where the machine has no AVX-512 with VNNI: its rates would be those of other
-    /// instructions.
+    /// None where the machine has neither AVX-512 with VNNI nor AVX2.
     pub fn measure(pool: &mut Pool) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        if registers::available() {
+        if let Some((dots, multiplies)) = registers::best() {
             const LOOPS: usize = 400_000;
             let n = pool.n_threads() as f64;
             let mut rate = |a_loop: f64, loops: usize, run: fn(usize)| {
@@ -96,8 +96,8 @@ impl Rates {
                 n * loops as f64 * a_loop / quantile(&times, 0.1)
             };
             return Some(Self {
-                dots: rate(registers::A_LOOP, LOOPS, registers::dots),
-                multiplies: rate(registers::A_LOOP, LOOPS, registers::multiplies),
+                dots: rate(registers::A_LOOP, LOOPS, dots),
+                multiplies: rate(registers::A_LOOP, LOOPS, multiplies),
                 exponentials: rate(4096.0, 100, exponentials),
             });
         }
@@ -123,11 +123,54 @@ mod registers {
     const CHAINS: usize = 12;
     pub const A_LOOP: f64 = CHAINS as f64;
 
-    pub fn available() -> bool {
-        is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni")
+    /// What measures dot products and multiply-adds, each so many times A_LOOP.
+    pub fn best() -> Option<(fn(usize), fn(usize))> {
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
+            Some((dots, multiplies))
+        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            Some((dots_avx2, multiplies_avx2))
+        } else {
+            None
+        }
     }
 
-    pub fn dots(loops: usize) {
+    fn dots_avx2(loops: usize) {
+        #[target_feature(enable = "avx2")]
+        fn run(loops: usize) {
+            let (mut a, b) = (_mm256_set1_epi8(black_box(3)), _mm256_set1_epi8(black_box(5)));
+            let mut sums = [[_mm256_setzero_si256(); 2]; CHAINS / 2];
+            for _ in 0..2 * loops {
+                // Else the products would be taken out of the loop.
+                a = black_box(a);
+                for halves in &mut sums {
+                    for sum in halves {
+                        *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(a, b));
+                    }
+                }
+            }
+            black_box(sums);
+        }
+        // SAFETY: only handed out where the instructions are there.
+        unsafe { run(loops) }
+    }
+
+    fn multiplies_avx2(loops: usize) {
+        #[target_feature(enable = "avx2,fma")]
+        fn run(loops: usize) {
+            let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(0.25)));
+            let mut sums = [_mm256_setzero_ps(); CHAINS];
+            for _ in 0..2 * loops {
+                for sum in &mut sums {
+                    *sum = _mm256_fmadd_ps(*sum, a, b);
+                }
+            }
+            black_box(sums);
+        }
+        // SAFETY: only handed out where the instructions are there.
+        unsafe { run(loops) }
+    }
+
+    fn dots(loops: usize) {
         #[target_feature(enable = "avx512f,avx512vnni")]
         fn run(loops: usize) {
             let (a, b) = (_mm512_set1_epi8(black_box(3)), _mm512_set1_epi8(black_box(5)));
@@ -139,11 +182,11 @@ mod registers {
             }
             black_box(sums);
         }
-        // SAFETY: only called where `available`.
+        // SAFETY: only handed out where the instructions are there.
         unsafe { run(loops) }
     }
 
-    pub fn multiplies(loops: usize) {
+    fn multiplies(loops: usize) {
         #[target_feature(enable = "avx512f")]
         fn run(loops: usize) {
             let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
@@ -155,7 +198,7 @@ mod registers {
             }
             black_box(sums);
         }
-        // SAFETY: only called where `available`.
+        // SAFETY: only handed out where the instructions are there.
         unsafe { run(loops) }
     }
 }

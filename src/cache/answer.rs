@@ -230,7 +230,7 @@ impl Context {
             let geometry = &self.model.geometry;
             let Some(sequence) = &self.sequences[part.sequence] else { return };
             let view = SequenceView { geometry, sequence, staged: &part.staged, has_rows: true };
-            let Scratch { part_q, rows, routed, .. } = &mut self.scratch;
+            let Scratch { part_q, rows, routed, row, .. } = &mut self.scratch;
             let queries = queries(geometry, layer, part_q, rows.len(), sequence, part);
             let stored = plan
                 .and_then(|id| self.plans.get_mut(id))
@@ -257,13 +257,13 @@ impl Context {
                     }
                 }
             });
-            let mut row = vec![0.0; geometry.value_dim];
+            row.resize(geometry.value_dim, 0.0);
             let n_heads = queries.n_kv_heads * queries.n_group;
             for i in 0..rows.len() * n_heads {
                 let (t, h) = (i / n_heads, i % n_heads);
                 let unit = t * queries.n_kv_heads + h / queries.n_group;
-                states[unit].finish(h % queries.n_group, &mut row);
-                out.store(h, part.tokens[rows[t]], &row);
+                states[unit].finish(h % queries.n_group, row);
+                out.store(h, part.tokens[rows[t]], row);
             }
         }
     }

@@ -58,9 +58,8 @@ impl View<'_> {
             states.resize_with(n_units, SoftmaxState::default);
             scratch.resize_with(n_units, UnitScratch::default);
         }
-        let mut pairs: Vec<(&mut SoftmaxState, &mut UnitScratch)> =
-            states.iter_mut().zip(scratch.iter_mut()).take(n_units).collect();
-        team.for_each_mut(&mut pairs, |unit, (state, scratch)| {
+        let (states, scratch) = (&mut states[..n_units], &mut scratch[..n_units]);
+        team.for_each_pair(states, scratch, |unit, state, scratch| {
             state.reset(queries.n_group, self.geometry.value_dim);
             let head = unit % queries.n_kv_heads;
             let row = rows[unit / queries.n_kv_heads];

@@ -55,6 +55,8 @@ pub(super) struct Scratch {
     pub(super) part_out: Vec<f32>,
     pub(super) rows: Vec<usize>,
     pub(super) routed: RoutedScratch,
+    /// One head's output.
+    pub(super) row: Vec<f32>,
     spare_parts: Vec<PassSequence>,
 }
 
