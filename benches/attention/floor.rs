@@ -123,8 +123,11 @@ mod registers {
     const CHAINS: usize = 12;
     pub const A_LOOP: f64 = CHAINS as f64;
 
+    /// Does something a number of times.
+    pub type Loop = fn(usize);
+
     /// What measures dot products and multiply-adds, each so many times A_LOOP.
-    pub fn best() -> Option<(fn(usize), fn(usize))> {
+    pub fn best() -> Option<(Loop, Loop)> {
         if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
             Some((dots, multiplies))
         } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {

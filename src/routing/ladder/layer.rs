@@ -185,3 +185,136 @@ impl<'a> Walk<'a> {
         (&stretch.slab, block - stretch.first)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{BlockShape, Sketch};
+    use super::*;
+    use crate::kernels::RowCodec;
+    use crate::routing::ladder::slab::Stream;
+    use crate::store::SlowStore;
+
+    fn shape(value_rank: usize) -> BlockShape {
+        BlockShape {
+            n_tokens: 4,
+            n_kv_heads: 2,
+            key_dim: 8,
+            value_dim: 8,
+            sketch: Sketch::Packed { n4: 8, n2: 0 },
+            value_rank,
+            mean_codec: RowCodec::F32,
+            row_codec: RowCodec::Int8,
+        }
+    }
+
+    /// A block that says its number in every stream and row, plus its head's in the means.
+    fn block(store: &SlowStore, shape: BlockShape, number: u8) -> Slab {
+        Slab::sealed(shape, store, |slab, rows| {
+            rows.fill(number);
+            for head in 0..shape.n_kv_heads {
+                for stream in [Stream::Codes, Stream::Channels, Stream::Coefficients] {
+                    slab.stream_mut(stream, head).fill(number);
+                }
+                slab.stream_mut(Stream::MeanKey, head).fill(number + head as u8);
+                slab.stream_mut(Stream::MeanValue, head).fill(number + head as u8);
+            }
+        })
+        .unwrap()
+    }
+
+    /// Every block of the layer is the one that `numbers` says.
+    fn check(layer: &Layer, numbers: &[u8]) {
+        assert_eq!(layer.n_blocks(), numbers.len());
+        let all = |bytes: &[u8], number: u8| bytes.iter().all(|byte| *byte == number);
+        let mut walk = layer.walk();
+        let in_order = (0..numbers.len()).chain((0..numbers.len()).rev());
+        for (b, number) in in_order.map(|b| (b, numbers[b])) {
+            let (slab, block) = walk.find(b);
+            for head in 0..2 {
+                for stream in [Stream::Codes, Stream::Channels, Stream::Coefficients] {
+                    assert!(all(slab.block(stream, head, block), number), "{b}");
+                }
+                let mean = number + head as u8;
+                assert!(all(slab.block(Stream::MeanKey, head, block), mean), "{b}");
+                assert!(all(slab.block(Stream::MeanValue, head, block), mean), "{b}");
+                for token in 0..4 {
+                    let (key, value) = slab.row(head, block, token);
+                    assert!(all(key, number) && all(value, number), "{b}");
+                }
+            }
+        }
+        for range in [0..numbers.len(), numbers.len() / 3..numbers.len() / 2] {
+            let mut next = range.start;
+            for (slab, blocks) in layer.runs(range.clone()) {
+                for block in blocks {
+                    assert!(all(slab.block(Stream::Codes, 1, block), numbers[next]));
+                    next += 1;
+                }
+            }
+            assert_eq!(next, range.end.max(range.start));
+        }
+    }
+
+    #[test]
+    fn blocks_stay_what_and_where_they_are_however_they_came() {
+        let store = SlowStore::default();
+        let (mut layer, mut numbers, mut state) = (Layer::default(), Vec::new(), 1u64);
+        let mut below = |n: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % n
+        };
+        for round in 0..120 {
+            match below(4) {
+                0 if !numbers.is_empty() => {
+                    let keep = below(numbers.len() as u64 + 1) as usize;
+                    layer.truncate(keep);
+                    numbers.truncate(keep);
+                }
+                1 if !numbers.is_empty() => {
+                    // A range in another shape, which no longer merges with its neighbours.
+                    let start = below(numbers.len() as u64) as usize;
+                    let end = (start + below(40) as usize).min(numbers.len());
+                    let poorer = BlockShape { value_rank: 4, ..shape(8) };
+                    let replaced = layer
+                        .replace(start..end, |slab| {
+                            if slab.shape == poorer {
+                                return Ok(None);
+                            }
+                            let tag = |b| slab.block(Stream::Codes, 0, b)[0];
+                            let made: Vec<Slab> =
+                                (0..slab.n_blocks).map(|b| block(&store, poorer, tag(b))).collect();
+                            let parts: Vec<_> = made.iter().map(|slab| (slab, 0..1)).collect();
+                            Slab::concat(&parts).map(Some)
+                        })
+                        .unwrap();
+                    assert!(!replaced || start < end);
+                }
+                _ => {
+                    let n = 1 + below(if round % 10 == 0 { 300 } else { 6 });
+                    let new: Vec<u8> = (0..n).map(|_| below(200) as u8).collect();
+                    let slabs = new.iter().map(|n| block(&store, shape(8), *n)).collect();
+                    layer.append(slabs).unwrap();
+                    numbers.extend(new);
+                }
+            }
+            check(&layer, &numbers);
+        }
+    }
+
+    #[test]
+    fn blocks_that_come_one_by_one_end_up_in_few_slabs() {
+        let store = SlowStore::default();
+        let mut layer = Layer::default();
+        for n in 1..=700usize {
+            layer.append(vec![block(&store, shape(8), (n % 200) as u8)]).unwrap();
+            assert!(layer.slabs().count() <= Layer::most_slabs(n), "{n}");
+        }
+        layer.truncate(650);
+        layer.append(vec![block(&store, shape(8), 9)]).unwrap();
+        // The slab that was cut is gone, and what it held beyond the cut with it.
+        let held: usize = layer.slabs().map(|slab| slab.n_blocks).sum();
+        assert_eq!(held, 651);
+    }
+}
