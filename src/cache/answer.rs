@@ -1,5 +1,6 @@
 //! The queries of a pass: route, zoom, attend.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::attend::{ROUTED_QUERIES, RoutedScratch, View as SequenceView};
@@ -178,7 +179,7 @@ impl Context {
             let start = part.tokens.len().saturating_sub(QUERIES);
             for (row, &token) in part.tokens.iter().enumerate().skip(start) {
                 let query = &self.scratch.q[token * len..][..len];
-                sequence.queries.put(geometry, layer, first + row, query);
+                Arc::make_mut(&mut sequence.queries).put(geometry, layer, first + row, query);
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::kernels::first_outside;
 use crate::model::Model;
 use crate::params::{FastBudget, Params};
 use crate::pool::{Pool, Team};
-use crate::routing::RouteLimits;
+use crate::routing::{Counted, RouteLimits};
 use crate::store::SlowStore;
 use crate::tensor::View;
 
@@ -328,7 +328,7 @@ impl Context {
             let slot = &mut self.sequences[part.sequence];
             if let Some(sequence) = slot {
                 let first = sequence.n_tokens();
-                sequence.queries.settle(first, part.tokens.len(), false);
+                Arc::make_mut(&mut sequence.queries).settle(first, part.tokens.len(), false);
                 if first == 0 {
                     *slot = None;
                 }
@@ -353,8 +353,10 @@ impl Context {
     }
 
     pub(super) fn scratch_bytes(&self) -> u64 {
-        let rings = self.sequences.iter().flatten().map(|s| s.queries.bytes()).sum::<u64>();
-        self.scratch.bytes() + rings
+        let mut counted = Counted::default();
+        let rings = self.sequences.iter().flatten().map(|s| &s.queries);
+        let rings = rings.filter(|queries| counted.is_new(queries));
+        self.scratch.bytes() + rings.map(|queries| queries.bytes()).sum::<u64>()
     }
 
     pub(super) fn require_no_pass(&self, call: &str) -> Result<()> {

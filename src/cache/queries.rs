@@ -7,7 +7,7 @@ use crate::routing::RecentQueries;
 pub const QUERIES: usize = 64;
 
 /// A ring by token index: token t stands in slot t % QUERIES.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct QueryRing {
     /// `[layer][slot][n_heads * key_dim]`; empty until the first query.
     layers: Vec<Vec<f32>>,
@@ -37,6 +37,11 @@ impl QueryRing {
                 self.held.push((token % QUERIES, token));
             }
         }
+    }
+
+    /// Whether any token from `n_tokens` on is held.
+    pub fn reach_beyond(&self, n_tokens: usize) -> bool {
+        self.held.iter().any(|&(_, token)| token >= n_tokens)
     }
 
     /// Forgets tokens from `n_tokens` on.

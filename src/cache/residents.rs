@@ -55,6 +55,23 @@ impl Residents {
         }
     }
 
+    /// A copy with room for `n_rows` rows in all.
+    pub fn copy(&self, n_rows: usize) -> Result<Self> {
+        let empty =
+            |table: &Table| Table { layer: table.layer, head: table.head, ..Table::default() };
+        let mut copy = Self {
+            tables: self.tables.iter().map(empty).collect(),
+            first: self.first.clone(),
+            ..*self
+        };
+        copy.reserve_exactly(n_rows)?;
+        for (to, from) in copy.tables.iter_mut().zip(&self.tables) {
+            to.keys.extend_from_slice(&from.keys);
+            to.values.extend_from_slice(&from.values);
+        }
+        Ok(copy)
+    }
+
     pub fn codec(&self) -> RowCodec {
         self.codec
     }

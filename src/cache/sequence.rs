@@ -1,5 +1,6 @@
 //! One sequence: its tokens' positions, the residents, and what is sealed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::pass::Staged;
@@ -28,7 +29,8 @@ pub struct Sequence {
     pub surprisal: Vec<f32>,
     pub residents: Residents,
     pub sealed: Box<dyn SealedTokens>,
-    pub queries: QueryRing,
+    /// Shared with copies until one side adds to it.
+    pub queries: Arc<QueryRing>,
     /// The layout and the dense layers are settled: no more queries are kept.
     settled: bool,
     /// The last pass was part of a prompt.
@@ -52,7 +54,7 @@ impl Sequence {
             surprisal: Vec::new(),
             residents: Residents::new(&model.geometry, RowCodec::F32),
             sealed: routing::new_sequence(model, params, store),
-            queries: QueryRing::default(),
+            queries: Arc::default(),
             settled: false,
             in_prompt: false,
         }
@@ -64,6 +66,16 @@ impl Sequence {
 
     pub fn last_position(&self) -> Option<i32> {
         self.positions.last().copied()
+    }
+
+    /// Tokens with positions in `first..end`; negative: from the start, to the end.
+    pub fn tokens_at(&self, first: i32, end: i32) -> Range<usize> {
+        let start = self.positions.partition_point(|&p| p < first);
+        let end = match end {
+            ..0 => self.n_tokens(),
+            end => self.positions.partition_point(|&p| p < end),
+        };
+        start..end.max(start)
     }
 
     /// Sinks held: the first tokens, never sealed.
@@ -126,7 +138,7 @@ impl Sequence {
             self.surprisal.push(surprisal);
         }
         if self.wants_queries() {
-            self.queries.settle(first, staged.n_rows(), true);
+            Arc::make_mut(&mut self.queries).settle(first, staged.n_rows(), true);
         }
         self.in_prompt = is_prompt;
         if self.sealed.has_layout() {
@@ -160,7 +172,7 @@ impl Sequence {
         let mut source =
             OpenTokens { residents: &raw, n_sinks, n_sealed: 0, centre: None, staged: None };
         let mut committed = Committed::default();
-        if let Err(e) = self.sealed.lay_out(team, &source, n_tokens, &self.queries) {
+        if let Err(e) = self.sealed.lay_out(team, &source, n_tokens, &*self.queries) {
             self.residents = raw;
             committed.seal_error = Some(e);
             return committed;
@@ -241,8 +253,19 @@ impl Sequence {
     /// settles the layers that its first tokens could not settle.
     pub fn before_pass(&mut self, team: &Team, is_prompt: bool) -> Committed {
         let mut committed = self.seal(team, None, true);
-        if self.settled || is_prompt || !self.in_prompt || !self.sealed.has_layout() {
+        if is_prompt {
             return committed;
+        }
+        if let Err(e) = self.end_prompt(team) {
+            committed.seal_error = Some(e);
+        }
+        committed
+    }
+
+    /// Settles what the first tokens of a prompt could not, where one has ended.
+    fn end_prompt(&mut self, team: &Team) -> Result<()> {
+        if self.settled || !self.in_prompt || !self.sealed.has_layout() {
+            return Ok(());
         }
         let (n_sinks, n_tokens) = (self.n_sinks(), self.n_tokens());
         let source = OpenTokens {
@@ -252,16 +275,37 @@ impl Sequence {
             centre: None,
             staged: None,
         };
-        if let Err(e) = self.sealed.review(team, &source, n_sinks, n_tokens, &self.queries) {
-            committed.seal_error = Some(e);
-        }
+        let result = self.sealed.review(team, &source, n_sinks, n_tokens, &*self.queries);
         self.settle();
-        committed
+        result
+    }
+
+    /// A copy, which shares what is sealed. A prompt that is copied has ended: what its end settles
+    /// is settled once, before, and serves all copies.
+    pub fn copy(&mut self, team: &Team) -> Result<Self> {
+        self.end_prompt(team)?;
+        let n_metadata = self.n_tokens().next_multiple_of(METADATA_STEP);
+        let (mut positions, mut surprisal) = (Vec::new(), Vec::new());
+        positions.try_reserve_exact(n_metadata)?;
+        positions.extend_from_slice(&self.positions);
+        surprisal.try_reserve_exact(n_metadata)?;
+        surprisal.extend_from_slice(&self.surprisal);
+        Ok(Self {
+            model: Arc::clone(&self.model),
+            params: Arc::clone(&self.params),
+            positions,
+            surprisal,
+            residents: self.residents.copy(Self::rows_to_reserve(self.residents.n_rows()))?,
+            sealed: self.sealed.share(),
+            queries: Arc::clone(&self.queries),
+            settled: self.settled,
+            in_prompt: self.in_prompt,
+        })
     }
 
     fn settle(&mut self) {
         self.settled = true;
-        self.queries = QueryRing::default();
+        self.queries = Arc::default();
     }
 
     /// Keeps the first `n_keep` tokens. Sealed tokens of a block that is cut become residents
@@ -289,7 +333,9 @@ impl Sequence {
         }
         self.positions.truncate(n_keep);
         self.surprisal.truncate(n_keep);
-        self.queries.truncate(n_keep);
+        if self.queries.reach_beyond(n_keep) {
+            Arc::make_mut(&mut self.queries).truncate(n_keep);
+        }
         Ok(())
     }
 

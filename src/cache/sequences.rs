@@ -1,5 +1,6 @@
 //! Operations on whole sequences between passes.
 
+use super::budget;
 use super::context::{Context, check_surprisal};
 use crate::error::{Result, fail};
 use crate::pool::Team;
@@ -19,15 +20,11 @@ impl Context {
         let mut cuts = Vec::new();
         for index in indices {
             let Some(sequence) = &self.sequences[index] else { continue };
-            let start = sequence.positions.partition_point(|&p| p < first);
-            let stop = match end {
-                ..0 => sequence.n_tokens(),
-                end => sequence.positions.partition_point(|&p| p < end),
-            };
-            if start >= stop {
+            let tokens = sequence.tokens_at(first, end);
+            if tokens.is_empty() {
                 continue;
             }
-            if stop < sequence.n_tokens() {
+            if tokens.end < sequence.n_tokens() {
                 fail!(
                     Unsupported,
                     "positions {first} to {end} end before the last of sequence {index}, {}: only \
@@ -35,7 +32,7 @@ impl Context {
                     sequence.last_position().unwrap_or(-1)
                 );
             }
-            cuts.push((index, start));
+            cuts.push((index, tokens.start));
         }
         self.with_team(|team: &Team, sequences| {
             for (index, n_keep) in cuts {
@@ -47,6 +44,62 @@ impl Context {
             }
             Ok(())
         })
+    }
+
+    /// Copies the tokens with positions in `first..end` (negative: as in [`Self::remove`]) of one
+    /// sequence to another, which is empty. What is sealed is shared, not copied.
+    pub fn copy(&mut self, from: i32, to: i32, first: i32, end: i32) -> Result<()> {
+        self.require_no_pass("seq_cp")?;
+        let (from_index, to_index) = (self.sequence_index(from)?, self.sequence_index(to)?);
+        if from_index == to_index {
+            return Ok(());
+        }
+        let Some(source) = &self.sequences[from_index] else { return Ok(()) };
+        let tokens = source.tokens_at(first, end);
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        if tokens.start > 0 {
+            fail!(
+                Unsupported,
+                "the copy would begin at position {first}, sequence {from} begins at {}: only the \
+                 first tokens can be copied",
+                source.positions[0]
+            );
+        }
+        if let Some(last) = self.position_max(to).ok().filter(|&last| last >= 0) {
+            fail!(
+                Unsupported,
+                "sequence {to} holds tokens up to position {last}, expected an empty one to copy \
+                 sequence {from} to: remove them first"
+            );
+        }
+        let copy = self.with_team(|team, sequences| match &mut sequences[from_index] {
+            Some(source) => {
+                let mut copy = source.copy(team)?;
+                copy.truncate(team, tokens.end)?;
+                Ok(copy)
+            }
+            None => fail!(Internal, "sequence {from} vanished"),
+        })?;
+        self.sequences[to_index] = Some(copy);
+        let fits = budget::fit(self, &[]);
+        if fits.is_err() {
+            self.sequences[to_index] = None;
+        }
+        fits
+    }
+
+    /// Removes every token of every other sequence.
+    pub fn keep(&mut self, id: i32) -> Result<()> {
+        self.require_no_pass("seq_keep")?;
+        let kept = self.sequence_index(id)?;
+        for (index, sequence) in self.sequences.iter_mut().enumerate() {
+            if index != kept {
+                *sequence = None;
+            }
+        }
+        Ok(())
     }
 
     /// Removes every token of every sequence.

@@ -10,7 +10,7 @@ use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
 use crate::model::Model;
 use crate::params::Params;
-use crate::routing::{self, RoutingReport, SealedBytes};
+use crate::routing::{self, Counted, RoutingReport, SealedBytes};
 use crate::store::SlowStore;
 
 /// Bytes by tier and kind.
@@ -61,8 +61,9 @@ pub struct Statistics {
 impl Context {
     pub fn statistics(&self) -> Statistics {
         let mut all = Statistics { counters: self.counters.clone(), ..Default::default() };
+        let mut counted = Counted::default();
         for sequence in self.sequences.iter().flatten() {
-            let sealed = sequence.sealed.bytes();
+            let sealed = sequence.sealed.bytes(&mut counted);
             all.memory.add(sealed, sequence.residents.bytes(), sequence.metadata_bytes());
             all.n_tokens += sequence.n_tokens() as u64;
             all.n_sealed += sequence.sealed.n_tokens() as u64;

@@ -8,6 +8,8 @@ mod ladder;
 mod paper;
 
 use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::attend::SoftmaxState;
 use crate::error::Result;
@@ -132,6 +134,39 @@ impl SealedBytes {
     }
 }
 
+/// Allocations that were counted already: what several sequences share counts once.
+#[derive(Default)]
+pub struct Counted(HashSet<usize>);
+
+impl Counted {
+    /// Whether this is the first time that the allocation is asked about.
+    pub fn is_new<T>(&mut self, shared: &Arc<T>) -> bool {
+        self.0.insert(Arc::as_ptr(shared).addr())
+    }
+}
+
+/// What sequences have made in the place of something that they shared, so that the next one takes
+/// the same: by the addresses of what was replaced, and how. The values keep what was replaced
+/// alive, so that no address comes twice.
+#[derive(Default)]
+pub struct Remade(HashMap<Vec<usize>, Box<dyn Any + Send>>);
+
+impl Remade {
+    /// What was made under `key`, or what `make` makes of it now.
+    pub fn get_or_make<T: Clone + Send + 'static>(
+        &mut self,
+        key: Vec<usize>,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if let Some(made) = self.0.get(&key).and_then(|made| made.downcast_ref::<T>()) {
+            return Ok(made.clone());
+        }
+        let made = make()?;
+        self.0.insert(key, Box::new(made.clone()));
+        Ok(made)
+    }
+}
+
 /// What a routing did that a host should know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoutingReport {
@@ -184,6 +219,10 @@ pub trait SealedTokens: Send + Sync {
         surprisal: &[f32],
     ) -> Result<()>;
 
+    /// The same tokens for a copy of the sequence. What is sealed is shared, not copied; what one
+    /// side does later the other does not see.
+    fn share(&self) -> Box<dyn SealedTokens>;
+
     /// The largest number of sealed tokens up to `n_keep` at which the sequence can be cut.
     fn cut_below(&self, n_keep: usize) -> usize;
 
@@ -234,7 +273,8 @@ pub trait SealedTokens: Send + Sync {
         queries: &dyn RecentQueries,
     ) -> Result<()>;
 
-    fn bytes(&self) -> SealedBytes;
+    /// Bytes of what was not counted before.
+    fn bytes(&self, counted: &mut Counted) -> SealedBytes;
 
     /// Bytes of `n` sealed tokens of a sequence like this one, from its first token on.
     fn estimate(&self, n: usize) -> SealedBytes;
@@ -242,20 +282,20 @@ pub trait SealedTokens: Send + Sync {
     /// Fast-tier bytes that `n` more sealed tokens take: in full resolution, and at the least.
     fn bytes_to_seal(&self, n: usize) -> [u64; 2];
 
-    /// Fast-tier bytes that these tokens need at the least.
-    fn minimum_bytes(&self) -> u64;
+    /// Fast-tier bytes that what was not counted before needs at the least.
+    fn minimum_bytes(&self, counted: &mut Counted) -> u64;
 
     /// Frees fast-tier bytes, oldest tokens first, until at least `excess` are free or nothing is
-    /// left to free; returns what was freed.
-    fn shrink(&mut self, team: &Team, excess: u64) -> Result<u64>;
+    /// left to free; returns what was freed, if no other sequence shares it.
+    fn shrink(&mut self, team: &Team, excess: u64, remade: &mut Remade) -> Result<u64>;
 
     fn report(&self) -> RoutingReport;
 }
 
 /// The sealed tokens of a new sequence.
 pub fn new_sequence(
-    model: &std::sync::Arc<Model>,
-    params: &std::sync::Arc<Params>,
+    model: &Arc<Model>,
+    params: &Arc<Params>,
     store: &SlowStore,
 ) -> Box<dyn SealedTokens> {
     match params.routing {
@@ -266,8 +306,8 @@ pub fn new_sequence(
 
 /// Sealed bytes, resident tokens and slow-tier bytes of one sequence of `n_tokens`.
 pub fn estimate(
-    model: &std::sync::Arc<Model>,
-    params: &std::sync::Arc<Params>,
+    model: &Arc<Model>,
+    params: &Arc<Params>,
     store: &SlowStore,
     n_tokens: usize,
 ) -> (SealedBytes, usize, u64) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Slab;
 use crate::error::Result;
+use crate::routing::Remade;
 
 /// Blocks of the largest slab: what a scan reads from front to back. More would gain nothing, and
 /// a slab is copied whole when it is made or cut.
@@ -29,6 +30,40 @@ impl Stretch {
     fn is_cut(&self) -> bool {
         self.n_blocks < self.slab.n_blocks
     }
+
+    fn name(&self) -> [usize; 2] {
+        [Arc::as_ptr(&self.slab).addr(), self.n_blocks]
+    }
+
+    /// Blocks of the layer as a slab of their own.
+    fn part(&self, blocks: Range<usize>) -> Result<Arc<Slab>> {
+        let range = blocks.start - self.first..blocks.end - self.first;
+        if range.len() == self.slab.n_blocks {
+            Ok(Arc::clone(&self.slab))
+        } else {
+            Slab::concat(&[(&*self.slab, range)]).map(Arc::new)
+        }
+    }
+
+    /// The stretch's slabs with another in the place of the blocks `inside`; None: `make` has no
+    /// other.
+    fn replaced(
+        &self,
+        inside: Range<usize>,
+        make: impl Fn(&Slab) -> Result<Option<Slab>>,
+    ) -> Result<Option<Vec<Arc<Slab>>>> {
+        let end = self.first + self.n_blocks;
+        let Some(new) = make(&*self.part(inside.clone())?)? else { return Ok(None) };
+        let mut parts = Vec::with_capacity(3);
+        if self.first < inside.start {
+            parts.push(self.part(self.first..inside.start)?);
+        }
+        parts.push(Arc::new(new));
+        if inside.end < end {
+            parts.push(self.part(inside.end..end)?);
+        }
+        Ok(Some(parts))
+    }
 }
 
 /// Slabs in order.
@@ -52,8 +87,13 @@ impl Layer {
         self.stretches.last().map_or(0, |last| last.first + last.n_blocks)
     }
 
-    pub fn slabs(&self) -> impl Iterator<Item = &Slab> {
-        self.stretches.iter().map(|stretch| &*stretch.slab)
+    pub fn slabs(&self) -> impl Iterator<Item = &Arc<Slab>> {
+        self.stretches.iter().map(|stretch| &stretch.slab)
+    }
+
+    /// Says which blocks of which slabs these are; two layers of one name are the same.
+    pub fn name(&self) -> Vec<usize> {
+        self.stretches.iter().flat_map(Stretch::name).collect()
     }
 
     /// Appends slabs, and lays small ones together.
@@ -109,10 +149,13 @@ impl Layer {
     }
 
     /// Puts what `make` says in the place of each slab in `blocks`, where it says anything. Slabs
-    /// that reach beyond are divided first. Returns whether anything was replaced.
+    /// that reach beyond are divided first. Returns whether anything was replaced. `how` names what
+    /// `make` does: where another sequence had the same replaced, its slabs serve both.
     pub fn replace(
         &mut self,
         blocks: Range<usize>,
+        how: usize,
+        remade: &mut Remade,
         make: impl Fn(&Slab) -> Result<Option<Slab>>,
     ) -> Result<bool> {
         let mut made = Self::default();
@@ -125,27 +168,17 @@ impl Layer {
                 made.stretches.push(stretch.clone());
                 continue;
             }
-            let part = |range: Range<usize>| {
-                let range = range.start - stretch.first..range.end - stretch.first;
-                if range.len() == stretch.slab.n_blocks {
-                    Ok(Arc::clone(&stretch.slab))
-                } else {
-                    Slab::concat(&[(&*stretch.slab, range)]).map(Arc::new)
-                }
-            };
-            let middle = part(inside.clone())?;
-            let Some(new) = make(&middle)? else {
+            let [slab, n_blocks] = stretch.name();
+            let key = vec![slab, n_blocks, inside.start - stretch.first, inside.len(), how];
+            let (_, parts) = remade.get_or_make(key, || {
+                Ok((Arc::clone(&stretch.slab), stretch.replaced(inside, &make)?))
+            })?;
+            let Some(parts) = parts else {
                 made.stretches.push(stretch.clone());
                 continue;
             };
             replaced = true;
-            if stretch.first < inside.start {
-                made.push(part(stretch.first..inside.start)?);
-            }
-            made.push(Arc::new(new));
-            if inside.end < end {
-                made.push(part(inside.end..end)?);
-            }
+            parts.into_iter().for_each(|slab| made.push(slab));
         }
         *self = made;
         Ok(replaced)

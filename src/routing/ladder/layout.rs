@@ -1,5 +1,7 @@
 //! What a sequence's sketches have in common, chosen once from its first tokens.
 
+use std::sync::Arc;
+
 use half::f16;
 use nalgebra::{DMatrix, SymmetricEigen};
 
@@ -25,14 +27,20 @@ pub struct HeadLayout {
 /// All heads' choices.
 #[derive(Clone, Default)]
 pub struct SequenceLayout {
-    /// `[layer][KV head]`
-    pub heads: Vec<Vec<HeadLayout>>,
+    /// `[layer][KV head]`, shared with copies of the sequence.
+    pub heads: Arc<Vec<Vec<HeadLayout>>>,
     pub dense_layers: Vec<usize>,
     pub without_queries: bool,
 }
 
+impl SequenceLayout {
+    pub fn bytes(&self) -> u64 {
+        self.heads.iter().flatten().map(|head| head.bytes() as u64).sum()
+    }
+}
+
 impl HeadLayout {
-    pub fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.centre.len() * 4 + self.order.len() * 2 + self.value_basis.len() * 2
     }
 
@@ -87,7 +95,11 @@ pub fn choose(
     for (il, _, layout) in jobs {
         heads[il].push(layout);
     }
-    SequenceLayout { heads, dense_layers: Vec::new(), without_queries: queries.count() == 0 }
+    SequenceLayout {
+        heads: Arc::new(heads),
+        dense_layers: Vec::new(),
+        without_queries: queries.count() == 0,
+    }
 }
 
 fn choose_head(

@@ -11,23 +11,28 @@ use super::{BlockShape, LadderTokens, Sketch, Slab};
 use crate::error::{Result, fail};
 use crate::params::SketchProfile;
 use crate::pool::Team;
-use crate::routing::SealedTokens;
+use crate::routing::Remade;
 
 /// Blocks that give up bytes together.
 const AT_ONCE: usize = 16;
 
 /// Frees at least `excess` bytes where it can; returns what was freed.
-pub fn shrink(tokens: &mut LadderTokens, team: &Team, excess: u64) -> Result<u64> {
-    let before = tokens.bytes().fast();
-    let freed = |tokens: &LadderTokens| before.saturating_sub(tokens.bytes().fast());
-    while freed(tokens) < excess && seal_dense_layer(tokens, team)? {}
+pub fn shrink(
+    tokens: &mut LadderTokens,
+    team: &Team,
+    excess: u64,
+    remade: &mut Remade,
+) -> Result<u64> {
+    let before = tokens.bytes.fast();
+    let freed = |tokens: &LadderTokens| before.saturating_sub(tokens.bytes.fast());
+    while freed(tokens) < excess && seal_dense_layer(tokens, team, remade)? {}
     for notch in 0..NOTCHES.len() {
         let n_blocks = tokens.layers[0].n_blocks();
         for first in (0..n_blocks).step_by(AT_ONCE) {
             if freed(tokens) >= excess {
                 return Ok(freed(tokens));
             }
-            repack(tokens, first..(first + AT_ONCE).min(n_blocks), notch)?;
+            repack(tokens, first..(first + AT_ONCE).min(n_blocks), notch, remade)?;
         }
     }
     Ok(freed(tokens))
@@ -46,19 +51,30 @@ fn shape_at(tokens: &LadderTokens, layer: usize, notch: usize) -> BlockShape {
     }
 }
 
-fn seal_dense_layer(tokens: &mut LadderTokens, team: &Team) -> Result<bool> {
-    let Some(layout) = &mut tokens.layout else { return Ok(false) };
-    let Some(layer) = layout.dense_layers.pop() else { return Ok(false) };
-    let heads = layout.heads[layer].clone();
-    let (shape, store) = (tokens.shape(layer, tokens.sketch()), tokens.store.clone());
-    tokens.rebuild_layer(team, layer, |slab, block| {
-        seal_again(slab, block, shape, &heads, layer, &store)
+fn seal_dense_layer(tokens: &mut LadderTokens, team: &Team, remade: &mut Remade) -> Result<bool> {
+    let Some(layout) = &tokens.layout else { return Ok(false) };
+    let Some(&layer) = layout.dense_layers.last() else { return Ok(false) };
+    let dense = &tokens.layers[layer];
+    let (_, sealed) = remade.get_or_make(dense.name(), || {
+        let shape = tokens.shape(layer, tokens.sketch());
+        let sealed = tokens.rebuilt_layer(team, layer, |slab, block| {
+            seal_again(slab, block, shape, &layout.heads[layer], layer, &tokens.store)
+        })?;
+        Ok((dense.clone(), sealed))
     })?;
+    tokens.layers[layer] = sealed;
+    tokens.layout.iter_mut().for_each(|layout| layout.dense_layers.retain(|&il| il != layer));
+    tokens.count_bytes();
     Ok(true)
 }
 
 /// Repacks some blocks of every layer at a notch, where that makes them smaller.
-fn repack(tokens: &mut LadderTokens, blocks: Range<usize>, notch: usize) -> Result<()> {
+fn repack(
+    tokens: &mut LadderTokens,
+    blocks: Range<usize>,
+    notch: usize,
+    remade: &mut Remade,
+) -> Result<()> {
     let n_blocks = blocks.len() as u64;
     let mut repacked = false;
     for layer in 0..tokens.layers.len() {
@@ -67,7 +83,7 @@ fn repack(tokens: &mut LadderTokens, blocks: Range<usize>, notch: usize) -> Resu
             fail!(Internal, "a block was sealed before there was a layout");
         };
         let (heads, store) = (&layout.heads[layer], &tokens.store);
-        repacked |= tokens.layers[layer].replace(blocks.clone(), |slab| {
+        repacked |= tokens.layers[layer].replace(blocks.clone(), notch, remade, |slab| {
             if slab.is_dense() || shape.fast_bytes() >= slab.shape.fast_bytes() {
                 return Ok(None);
             }

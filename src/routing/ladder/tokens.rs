@@ -15,7 +15,8 @@ use crate::model::Model;
 use crate::params::{BasisCodec, DenseLayers, Params};
 use crate::pool::Team;
 use crate::routing::{
-    OpenRows, Plan, Queries, RecentQueries, RouteLimits, RoutingReport, SealedBytes, SealedTokens,
+    Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport,
+    SealedBytes, SealedTokens,
 };
 use crate::store::{Segment, SlowStore};
 
@@ -25,13 +26,15 @@ const BLOCKS_A_PIECE: usize = 8;
 /// Pieces for each thread, so that an uneven pace evens out.
 const PIECES_A_THREAD: usize = 4;
 
+#[derive(Clone)]
 pub struct LadderTokens {
     pub(super) model: Arc<Model>,
     pub(super) params: Arc<Params>,
     pub(super) store: Arc<SlowStore>,
     pub(super) layout: Option<SequenceLayout>,
     pub(super) layers: Vec<Layer>,
-    bytes: SealedBytes,
+    /// What all of it takes, shared or not.
+    pub(super) bytes: SealedBytes,
     n_threads_hint: usize,
     pub(super) repacked_blocks: u64,
 }
@@ -100,14 +103,13 @@ impl LadderTokens {
         }
     }
 
-    /// Makes one layer's blocks anew, in parallel, each from its slab and number in it; replaces
-    /// them only when all are made.
-    pub(super) fn rebuild_layer(
-        &mut self,
+    /// One layer with its blocks made anew, in parallel, each from its slab and number in it.
+    pub(super) fn rebuilt_layer(
+        &self,
         team: &Team,
         layer: usize,
         make: impl Fn(&Slab, usize) -> Result<Slab> + Sync,
-    ) -> Result<()> {
+    ) -> Result<Layer> {
         let old = &self.layers[layer];
         let places: Vec<(&Slab, usize)> = old
             .runs(0..old.n_blocks())
@@ -118,16 +120,24 @@ impl LadderTokens {
         team.for_each_mut(&mut made, |i, out| *out = Some(make(places[i].0, places[i].1)));
         let mut layer_made = Layer::default();
         layer_made.append(made.into_iter().flatten().collect::<Result<_>>()?)?;
-        self.layers[layer] = layer_made;
-        self.count_bytes();
-        Ok(())
+        Ok(layer_made)
     }
 
     /// Counts what all slabs take, after a change.
     pub(super) fn count_bytes(&mut self) {
+        self.bytes = self.bytes_beside(&mut Counted::default());
+    }
+
+    fn bytes_beside(&self, counted: &mut Counted) -> SealedBytes {
         let slabs = self.layers.iter().flat_map(Layer::slabs);
-        let empty = SealedBytes { layout: self.bytes.layout, ..Default::default() };
-        self.bytes = slabs.map(slab_bytes).fold(empty, SealedBytes::plus);
+        let new = slabs.filter(|slab| counted.is_new(slab)).map(|slab| slab_bytes(slab));
+        let sealed = new.fold(SealedBytes::default(), SealedBytes::plus);
+        SealedBytes { layout: self.layout_beside(counted), ..sealed }
+    }
+
+    fn layout_beside(&self, counted: &mut Counted) -> u64 {
+        let layout = self.layout.as_ref().filter(|layout| counted.is_new(&layout.heads));
+        layout.map_or(0, SequenceLayout::bytes)
     }
 
     /// Of `n_blocks` sealed from the start on.
@@ -279,8 +289,8 @@ impl SealedTokens for LadderTokens {
                 )
             }
         };
-        self.bytes.layout = layout.heads.iter().flatten().map(|head| head.bytes() as u64).sum();
         self.layout = Some(layout);
+        self.count_bytes();
         Ok(())
     }
 
@@ -330,6 +340,11 @@ impl SealedTokens for LadderTokens {
         }
         self.count_bytes();
         result
+    }
+
+    fn share(&self) -> Box<dyn SealedTokens> {
+        let store = Arc::new(self.store.for_sequence());
+        Box::new(Self { store, repacked_blocks: 0, ..self.clone() })
     }
 
     fn cut_below(&self, n_keep: usize) -> usize {
@@ -482,7 +497,7 @@ impl SealedTokens for LadderTokens {
             diffuse.into_iter().filter(|il| !dense_layers.contains(il)).take(free).collect();
         for layer in new {
             let shape = self.dense_shape(layer);
-            self.rebuild_layer(team, layer, |slab, block| {
+            self.layers[layer] = self.rebuilt_layer(team, layer, |slab, block| {
                 let rows = BlockRows { slab, block, first: 0 };
                 dense_block(shape, &Source { rows: &rows, layer, first: 0 })
             })?;
@@ -491,11 +506,12 @@ impl SealedTokens for LadderTokens {
         if let Some(layout) = &mut self.layout {
             layout.dense_layers = dense_layers;
         }
+        self.count_bytes();
         Ok(())
     }
 
-    fn bytes(&self) -> SealedBytes {
-        self.bytes
+    fn bytes(&self, counted: &mut Counted) -> SealedBytes {
+        self.bytes_beside(counted)
     }
 
     fn estimate(&self, n: usize) -> SealedBytes {
@@ -519,16 +535,17 @@ impl SealedTokens for LadderTokens {
         [full, least * n_blocks]
     }
 
-    fn minimum_bytes(&self) -> u64 {
-        let layers = self.layers.iter().enumerate();
-        let blocks: u64 = layers
-            .map(|(layer, blocks)| self.bytes_of_means(layer) * blocks.n_blocks() as u64)
-            .sum();
-        blocks + self.bytes.layout
+    fn minimum_bytes(&self, counted: &mut Counted) -> u64 {
+        let mut bytes = self.layout_beside(counted);
+        for (layer, blocks) in self.layers.iter().enumerate() {
+            let new = blocks.slabs().filter(|slab| counted.is_new(slab));
+            bytes += self.bytes_of_means(layer) * new.map(|slab| slab.n_blocks as u64).sum::<u64>();
+        }
+        bytes
     }
 
-    fn shrink(&mut self, team: &Team, excess: u64) -> Result<u64> {
-        super::shrink::shrink(self, team, excess)
+    fn shrink(&mut self, team: &Team, excess: u64, remade: &mut Remade) -> Result<u64> {
+        super::shrink::shrink(self, team, excess, remade)
     }
 
     fn report(&self) -> RoutingReport {

@@ -63,7 +63,7 @@ pub fn runs_without(tokens: &PaperTokens, n_demoted: usize) -> Vec<Run> {
 /// Demotes the fewest anchors that free `excess` bytes of the fast tier, or all; returns what was
 /// freed. On an error nothing has changed.
 pub fn shrink(tokens: &mut PaperTokens, team: &Team, excess: u64) -> Result<u64> {
-    let before = tokens.bytes().fast();
+    let before = tokens.bytes_held().fast();
     let lists = tokens.token_metadata();
     let freed =
         |n: usize| before.saturating_sub(lists + tokens.fast_bytes_of(&runs_without(tokens, n)));
@@ -82,7 +82,7 @@ pub fn shrink(tokens: &mut PaperTokens, team: &Team, excess: u64) -> Result<u64>
     replace(tokens, team, runs_without(tokens, low))?;
     tokens.demoted += (tokens.anchors.len() - anchors.len()) as u64;
     tokens.anchors = anchors;
-    Ok(before.saturating_sub(tokens.bytes().fast()))
+    Ok(before.saturating_sub(tokens.bytes_held().fast()))
 }
 
 /// Seals anew the runs that are not as they were.
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::model::{Model, ModelParams};
     use crate::params::{Params, RoutingKind};
-    use crate::routing::RecentQueries;
+    use crate::routing::{Counted, RecentQueries};
     use crate::store::SlowStore;
 
     /// Every token's key and value are its number.
@@ -225,11 +225,12 @@ mod tests {
     #[test]
     fn shrinking_frees_what_was_asked_for_and_keeps_every_token() {
         let mut tokens = sealed(0);
-        let before = tokens.bytes().fast();
+        let before = tokens.bytes_held().fast();
         let freed = shrink(&mut tokens, &Team::SERIAL, 1).unwrap();
-        assert_eq!((tokens.demoted, freed), (1, before - tokens.bytes().fast()));
+        assert_eq!((tokens.demoted, freed), (1, before - tokens.bytes_held().fast()));
         let freed = shrink(&mut tokens, &Team::SERIAL, u64::MAX).unwrap();
-        assert!(freed > 0 && tokens.bytes().fast() == tokens.minimum_bytes());
+        let least = tokens.minimum_bytes(&mut Counted::default());
+        assert!(freed > 0 && tokens.bytes_held().fast() == least);
         assert_eq!((tokens.demoted, tokens.anchors.as_slice()), (4, &[0][..]));
         assert_eq!(shrink(&mut tokens, &Team::SERIAL, 1).unwrap(), 0);
         let (mut keys, mut values) = (vec![0.0; 800], vec![0.0; 800]);

@@ -3,15 +3,20 @@
 use super::piece::{Piece, PieceShape, form_bytes};
 use super::seal::form_of;
 use super::{PaperTokens, Run, demote};
-use crate::routing::SealedBytes;
+use crate::routing::{Counted, SealedBytes};
 
 /// Resident rows that the cache may hold beyond those it needs, because it reserves in steps.
 const RESERVED_ROWS: usize = 16;
 
 impl PaperTokens {
+    /// What all of it takes, shared or not.
     pub(super) fn bytes_held(&self) -> SealedBytes {
+        self.bytes_beside(&mut Counted::default())
+    }
+
+    pub(super) fn bytes_beside(&self, counted: &mut Counted) -> SealedBytes {
         let mut bytes = SealedBytes { metadata: self.token_metadata(), ..Default::default() };
-        for piece in self.layers.iter().flatten() {
+        for piece in self.layers.iter().flatten().filter(|piece| counted.is_new(piece)) {
             add(&mut bytes, piece_bytes(&piece.shape, piece.slow_bytes()), 1);
         }
         bytes
@@ -68,8 +73,12 @@ impl PaperTokens {
         [full.max(least), least]
     }
 
-    pub(super) fn least_fast_bytes(&self) -> u64 {
-        self.token_metadata() + self.fast_bytes_of(&demote::runs_without(self, self.anchors.len()))
+    /// Without anchors, but no more than what was not counted before: shared pieces cost nothing
+    /// as they are.
+    pub(super) fn least_fast_bytes(&self, counted: &mut Counted) -> u64 {
+        let held = self.bytes_beside(counted).fast();
+        let runs = demote::runs_without(self, self.anchors.len());
+        held.min(self.token_metadata() + self.fast_bytes_of(&runs))
     }
 
     /// Fast-tier bytes of runs, by their sizes alone; without the lists' own.

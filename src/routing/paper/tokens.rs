@@ -15,16 +15,18 @@ use crate::model::Model;
 use crate::params::Params;
 use crate::pool::Team;
 use crate::routing::{
-    OpenRows, Plan, Queries, RecentQueries, RouteLimits, RoutingReport, SealedBytes, SealedTokens,
+    Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport,
+    SealedBytes, SealedTokens,
 };
 use crate::segment::{Moments, SegmentRule, cut};
 use crate::span::{Span, weights};
 use crate::store::SlowStore;
 
+#[derive(Clone)]
 pub struct PaperTokens {
     pub(super) model: Arc<Model>,
     pub(super) params: Arc<Params>,
-    store: SlowStore,
+    store: Arc<SlowStore>,
     weights: Option<Weights>,
     pub(super) runs: Vec<Run>,
     /// `[layer][run]`
@@ -41,7 +43,7 @@ impl PaperTokens {
         Self {
             model: Arc::clone(model),
             params: Arc::clone(params),
-            store: store.for_sequence(),
+            store: Arc::new(store.for_sequence()),
             weights: None,
             runs: Vec::new(),
             layers: model.geometry.layers.iter().map(|_| Vec::new()).collect(),
@@ -247,6 +249,11 @@ impl SealedTokens for PaperTokens {
         Ok(())
     }
 
+    fn share(&self) -> Box<dyn SealedTokens> {
+        let store = Arc::new(self.store.for_sequence());
+        Box::new(Self { store, demoted: 0, ..self.clone() })
+    }
+
     fn cut_below(&self, n_keep: usize) -> usize {
         if n_keep >= self.n_tokens() {
             return self.n_tokens();
@@ -366,8 +373,8 @@ impl SealedTokens for PaperTokens {
         Ok(())
     }
 
-    fn bytes(&self) -> SealedBytes {
-        self.bytes_held()
+    fn bytes(&self, counted: &mut Counted) -> SealedBytes {
+        self.bytes_beside(counted)
     }
 
     fn estimate(&self, n: usize) -> SealedBytes {
@@ -378,11 +385,11 @@ impl SealedTokens for PaperTokens {
         self.bytes_of_new(n)
     }
 
-    fn minimum_bytes(&self) -> u64 {
-        self.least_fast_bytes()
+    fn minimum_bytes(&self, counted: &mut Counted) -> u64 {
+        self.least_fast_bytes(counted)
     }
 
-    fn shrink(&mut self, team: &Team, excess: u64) -> Result<u64> {
+    fn shrink(&mut self, team: &Team, excess: u64, _: &mut Remade) -> Result<u64> {
         demote::shrink(self, team, excess)
     }
 

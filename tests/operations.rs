@@ -1,0 +1,355 @@
+//! Random operations on sequences against a naive cache that keeps every token in a plain list and
+//! attends densely in f64.
+
+mod common;
+
+use common::{Random, Shape, dense, difference, raw_params, sealed_params, view};
+use sekv::cache::{BatchToken, Context};
+use sekv::error::Status;
+use sekv::kernels::RowCodec;
+use sekv::params::{BasisCodec, DenseLayers, Params, Prefill, RoutingKind};
+
+const LAYERS: usize = 2;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 16;
+const SEQUENCES: usize = 4;
+
+/// f32 sums of some hundred terms.
+const ROUNDING: f32 = 2e-5;
+/// Routing paper: coarse rows of zoomed spans, at a weight of 1e-6, and f32 factors.
+const ZOOMED: f32 = 2e-4;
+
+/// One token as it came in: `[layer]`, then all KV heads.
+#[derive(Clone)]
+struct Token {
+    position: i32,
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+struct World {
+    context: Context,
+    lists: Vec<Vec<Token>>,
+    random: Random,
+    /// Commits give surprisal.
+    surprisal: bool,
+    worst: f32,
+    /// Rows that queries attended over, in all.
+    attended: u64,
+}
+
+impl World {
+    fn new(params: Params, seed: u64) -> Self {
+        let params = Params { n_seq_max: SEQUENCES, n_threads: 1, ..params };
+        let surprisal = params.routing == RoutingKind::Paper;
+        let shape = Shape::uniform(LAYERS, HEADS, KV_HEADS, DIM);
+        Self {
+            context: Context::new(shape.model(), params).unwrap(),
+            lists: vec![Vec::new(); SEQUENCES],
+            random: Random(seed),
+            surprisal,
+            worst: 0.0,
+            attended: 0,
+        }
+    }
+
+    fn last(&self, s: usize) -> i32 {
+        self.lists[s].last().map_or(-1, |token| token.position)
+    }
+
+    /// A pass of tokens with their sequences, at positions `gap` beyond the last ones; aborted or
+    /// committed.
+    fn pass(&mut self, members: &[Vec<i32>], gap: i32, commit: bool) {
+        let n = members.len();
+        let mut lists = self.lists.clone();
+        let mut tokens = Vec::new();
+        for sequences in members {
+            let last = |&s: &i32| lists[s as usize].last().map_or(-1, |t| t.position);
+            let position = sequences.iter().map(last).max().unwrap() + 1 + gap;
+            let token = Token { position, keys: Vec::new(), values: Vec::new() };
+            sequences.iter().for_each(|&s| lists[s as usize].push(token.clone()));
+            tokens.push(BatchToken { position, sequences });
+        }
+        self.context.begin(&tokens).unwrap();
+        let mut seen = vec![0; members.len()];
+        for (i, sequences) in members.iter().enumerate() {
+            let s = sequences[0];
+            let before = members[..=i].iter().filter(|m| m.contains(&s)).count();
+            seen[i] = self.lists[s as usize].len() + before;
+        }
+        for il in 0..LAYERS {
+            let mut k = self.random.normals(n * KV_HEADS * DIM);
+            // A centre worth the name.
+            k.iter_mut().enumerate().for_each(|(i, x)| *x += (i % DIM) as f32 * 0.1);
+            let mut v = self.random.normals(n * KV_HEADS * DIM);
+            let mut q = self.random.normals(n * HEADS * DIM);
+            let mut out = vec![f32::NAN; n * HEADS * DIM];
+            let (k_view, v_view) = (view(&mut k, DIM, KV_HEADS, n), view(&mut v, DIM, KV_HEADS, n));
+            self.context.ingest(il, &k_view, &v_view).unwrap();
+            let (q_view, out_view) = (view(&mut q, DIM, HEADS, n), view(&mut out, DIM, HEADS, n));
+            self.context.attend(il, &q_view, None, &out_view).unwrap();
+            let mut next: Vec<usize> = self.lists.iter().map(Vec::len).collect();
+            for (t, sequences) in members.iter().enumerate() {
+                for &s in sequences {
+                    let token = &mut lists[s as usize][next[s as usize]];
+                    token.keys.push(k[t * KV_HEADS * DIM..][..KV_HEADS * DIM].to_vec());
+                    token.values.push(v[t * KV_HEADS * DIM..][..KV_HEADS * DIM].to_vec());
+                    next[s as usize] += 1;
+                }
+            }
+            for (t, sequences) in members.iter().enumerate() {
+                let list = &lists[sequences[0] as usize][..seen[t]];
+                let keys: Vec<Vec<f32>> = list.iter().map(|token| token.keys[il].clone()).collect();
+                let values: Vec<Vec<f32>> =
+                    list.iter().map(|token| token.values[il].clone()).collect();
+                for h in 0..HEADS {
+                    let row = (t * HEADS + h) * DIM..(t * HEADS + h + 1) * DIM;
+                    let want = dense(&q[row.clone()], h / 2, &keys, &values, DIM, DIM);
+                    self.worst = self.worst.max(difference(&out[row], &want));
+                }
+                self.attended += (KV_HEADS * list.len()) as u64;
+            }
+        }
+        if commit {
+            let surprisal: Vec<f32> =
+                (0..n).map(|_| -self.random.uniform().max(1e-7).ln()).collect();
+            self.context.commit(self.surprisal.then_some(&surprisal)).unwrap();
+            self.lists = lists;
+        } else {
+            self.context.abort().unwrap();
+        }
+    }
+
+    /// A pass of `n` tokens of one sequence.
+    fn extend(&mut self, s: usize, n: usize) {
+        self.pass(&vec![vec![s as i32]; n], 0, true);
+    }
+
+    fn copy(&mut self, from: usize, to: usize, first: i32, end: i32) {
+        self.context.copy(from as i32, to as i32, first, end).unwrap();
+        if from != to {
+            let tokens = self.lists[from].iter().filter(|t| within(t, first, end));
+            self.lists[to] = tokens.cloned().collect();
+        }
+    }
+
+    /// Positions, and a step of every sequence that has tokens.
+    fn check(&mut self, bound: f32, what: &str) {
+        let mut members = Vec::new();
+        for s in 0..SEQUENCES {
+            let min = self.lists[s].first().map_or(-1, |token| token.position);
+            assert_eq!(self.context.position_min(s as i32).unwrap(), min, "{what}");
+            assert_eq!(self.context.position_max(s as i32).unwrap(), self.last(s), "{what}");
+            if min >= 0 {
+                members.push(vec![s as i32]);
+            }
+        }
+        let n_tokens: usize = self.lists.iter().map(Vec::len).sum();
+        assert_eq!(self.context.statistics().n_tokens, n_tokens as u64, "{what}");
+        if !members.is_empty() {
+            self.pass(&members, 0, false);
+        }
+        assert!(self.worst < bound, "{what}: {}", self.worst);
+        assert_eq!(self.context.take_events(), [], "{what}");
+    }
+}
+
+fn within(token: &Token, first: i32, end: i32) -> bool {
+    token.position >= first && (end < 0 || token.position < end)
+}
+
+fn small(block_tokens: usize) -> Params {
+    Params { n_sinks: 2, window: 3, ..sealed_params(block_tokens) }
+}
+
+fn small_paper() -> Params {
+    Params {
+        routing: RoutingKind::Paper,
+        n_sinks: 2,
+        window: 3,
+        block_tokens: 1,
+        layout_tokens: 4,
+        span_min: 3,
+        rank_max: 512,
+        basis_codec: BasisCodec::LowRank(RowCodec::F32),
+        ..raw_params()
+    }
+}
+
+fn both_routings() -> [(Params, f32); 2] {
+    [(small(4), ROUNDING), (small_paper(), ZOOMED)]
+}
+
+#[test]
+fn a_copy_and_its_source_go_their_own_ways() {
+    for (params, bound) in both_routings() {
+        for n in [1, 7, 40, 90] {
+            let mut world = World::new(params.clone(), n as u64);
+            world.extend(0, n);
+            world.copy(0, 1, -1, -1);
+            world.copy(1, 2, -1, n as i32 / 2);
+            world.check(bound, "copied");
+            for round in 0..6 {
+                for s in 0..3 {
+                    world.extend(s, 1 + world.random.clone().below(9));
+                }
+                world.check(bound, &format!("round {round}"));
+            }
+            let keep = n as i32 / 3;
+            world.context.remove(0, keep, -1).unwrap();
+            world.lists[0].truncate(keep as usize);
+            world.check(bound, "one side cut");
+            world.extend(1, 20);
+            world.check(bound, "the other grown");
+        }
+    }
+}
+
+#[test]
+fn a_copy_onto_itself_changes_nothing_and_onto_a_live_sequence_is_refused() {
+    let mut world = World::new(small(4), 1);
+    world.extend(0, 30);
+    world.extend(1, 20);
+    world.copy(0, 0, -1, -1);
+    world.copy(0, 0, 3, 7);
+    let error = world.context.copy(0, 1, -1, -1).unwrap_err();
+    assert_eq!(error.status, Status::Unsupported, "{error}");
+    assert!(error.message.contains("up to position 19"), "{error}");
+    // Nothing to copy is no error.
+    world.context.copy(2, 1, -1, -1).unwrap();
+    world.context.copy(0, 1, 5, 5).unwrap();
+    world.context.copy(0, 1, 100, -1).unwrap();
+    for (from, to) in [(0, SEQUENCES as i32), (-1, 0), (0, -1), (99, 0)] {
+        assert_eq!(world.context.copy(from, to, -1, -1).unwrap_err().status, Status::Sequence);
+    }
+    world.check(ROUNDING, "as before");
+}
+
+#[test]
+fn keeping_one_sequence_removes_the_others() {
+    let mut world = World::new(small(4), 2);
+    for s in 0..SEQUENCES {
+        world.extend(s, 10 + 5 * s);
+    }
+    assert_eq!(world.context.keep(-1).unwrap_err().status, Status::Sequence);
+    assert_eq!(world.context.keep(SEQUENCES as i32).unwrap_err().status, Status::Sequence);
+    world.check(ROUNDING, "refused");
+    world.context.keep(2).unwrap();
+    for s in [0, 1, 3] {
+        world.lists[s].clear();
+    }
+    world.check(ROUNDING, "kept");
+    world.context.keep(0).unwrap();
+    world.lists[2].clear();
+    world.check(ROUNDING, "an empty one kept");
+}
+
+#[test]
+fn what_copies_share_counts_once() {
+    for (params, _) in both_routings() {
+        let mut world = World::new(params, 3);
+        world.extend(0, 120);
+        let one = world.context.statistics();
+        for s in 1..SEQUENCES {
+            world.copy(0, s, -1, -1);
+        }
+        let all = world.context.statistics();
+        let (one_bytes, all_bytes) = (one.memory, all.memory);
+        assert_eq!(all_bytes.slow, one_bytes.slow);
+        assert_eq!(all_bytes.fast_sketch, one_bytes.fast_sketch);
+        assert_eq!(all_bytes.fast_mean, one_bytes.fast_mean);
+        assert_eq!(all_bytes.fast_layout, one_bytes.fast_layout);
+        assert!(all_bytes.fast < 2 * one_bytes.fast, "{all_bytes:?} {one_bytes:?}");
+        assert_eq!(all.n_sealed, 4 * one.n_sealed);
+        // The last owner frees it.
+        world.context.remove(0, -1, -1).unwrap();
+        assert_eq!(world.context.statistics().memory.slow, one_bytes.slow);
+        world.context.clear().unwrap();
+        let none = world.context.statistics().memory;
+        assert_eq!((none.slow, none.fast), (0, 0));
+    }
+}
+
+#[test]
+fn a_dense_layer_and_a_layout_are_settled_once_for_all_copies() {
+    let params = Params { dense: DenseLayers::List(vec![1]), ..small(4) };
+    let mut world = World::new(params, 4);
+    world.extend(0, 60);
+    world.copy(0, 1, -1, -1);
+    for s in [0, 1] {
+        world.extend(s, 13);
+    }
+    world.check(ROUNDING, "dense");
+    // Before there is a layout, everything is copied.
+    let params = Params { layout_tokens: 50, ..small(4) };
+    let mut world = World::new(params, 5);
+    world.extend(0, 30);
+    world.copy(0, 1, -1, -1);
+    for s in [0, 1] {
+        world.extend(s, 40);
+    }
+    world.check(ROUNDING, "laid out apart");
+}
+
+#[test]
+fn a_budget_that_a_copy_would_exceed_refuses_it() {
+    let mut world = World::new(small(4), 6);
+    world.extend(0, 100);
+    let held = world.context.statistics().memory.fast;
+    world.context.set_fast_budget(sekv::params::FastBudget::Bytes(held + 64));
+    let mut refused = 0;
+    for s in 1..SEQUENCES {
+        if let Err(error) = world.context.copy(0, s as i32, -1, -1) {
+            assert_eq!(error.status, Status::Budget, "{error}");
+            refused += 1;
+        } else {
+            world.lists[s] = world.lists[0].clone();
+        }
+    }
+    assert!(world.context.statistics().memory.fast <= held + 64);
+    println!("{refused} copies refused");
+    world.context.set_fast_budget(sekv::params::FastBudget::Unlimited);
+    world.check(ROUNDING, "after the refusals");
+}
+
+#[test]
+fn a_short_budget_shrinks_what_copies_share_once() {
+    let params = Params {
+        n_sinks: 2,
+        window: 8,
+        block_tokens: 16,
+        layout_tokens: 64,
+        share_threshold: 0.0,
+        sketch: sekv::params::SketchProfile::High,
+        dense: DenseLayers::List(vec![0]),
+        ..Params::default()
+    };
+    let mut world = World::new(params, 7);
+    world.extend(0, 400);
+    for s in 1..SEQUENCES {
+        world.copy(0, s, -1, -1);
+    }
+    let before = world.context.statistics().memory;
+    let budget = before.fast * 17 / 20;
+    world.context.set_fast_budget(sekv::params::FastBudget::Bytes(budget));
+    world.pass(&[vec![0], vec![1], vec![2], vec![3]], 0, true);
+    let after = world.context.statistics();
+    assert!(after.memory.fast <= budget, "{:?} of {before:?}", after.memory);
+    assert_eq!(after.n_sealed, 4 * (after.n_sealed / 4));
+    assert!(world.worst < 0.05, "{}", world.worst);
+    // Were the blocks shrunk once for each copy, three quarters of them would go with the copies.
+    for s in 1..SEQUENCES {
+        world.context.remove(s as i32, -1, -1).unwrap();
+    }
+    assert_eq!(world.context.statistics().memory.slow, after.memory.slow);
+}
+
+#[test]
+fn routed_prefill_of_copies_equals_dense() {
+    let mut world = World::new(Params { prefill: Prefill::Routed, ..small(4) }, 8);
+    world.extend(0, 50);
+    world.copy(0, 3, -1, 41);
+    world.extend(3, 40);
+    world.check(ROUNDING, "routed");
+}
