@@ -1068,24 +1068,24 @@ sekv_status sekv_surprisal(const struct sekv_context *context,
                            int32_t n);
 
 /**
- * Removes the tokens of a sequence with positions p0 to p1 - 1. For now a tail (p1 negative or
- * beyond the last position) or all of it; an empty range and an empty sequence are no error.
- * Between passes only.
+ * Removes the tokens of a sequence with positions p0 to p1 - 1; the others keep theirs. An empty
+ * range and an empty sequence are no error. Between passes only.
+ *
+ * Sealed blocks of which some tokens stay are sealed anew, at most two for each layer.
  *
  * @param seq  0 to n_seq_max - 1; negative: every sequence
  * @param p0   negative: from the start
  * @param p1   negative: to the end
  * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
- *         SEKV_ERR_UNSUPPORTED (no tail), SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
  *
  * Threads: the one that uses the context.
  */
 sekv_status sekv_seq_rm(const struct sekv_context *context, int32_t seq, int32_t p0, int32_t p1);
 
 /**
- * Copies the tokens of a sequence with positions p0 to p1 - 1 to an empty sequence. For now p0
- * is negative or at most the first position. An empty range copies nothing, and neither does a
- * copy of a sequence onto itself. Between passes only.
+ * Copies the tokens of a sequence with positions p0 to p1 - 1 to an empty sequence. An empty
+ * range copies nothing, and neither does a copy of a sequence onto itself. Between passes only.
  *
  * What is sealed is shared and never copied; a copy takes the bytes of its resident tokens, at
  * once. What one of both does later the other does not see.

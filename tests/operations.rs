@@ -134,6 +134,16 @@ impl World {
         }
     }
 
+    /// Removes positions `first..end` of a sequence, or of all.
+    fn remove(&mut self, s: i32, first: i32, end: i32) {
+        self.context.remove(s, first, end).unwrap();
+        for (i, list) in self.lists.iter_mut().enumerate() {
+            if s < 0 || s == i as i32 {
+                list.retain(|token| !within(token, first, end));
+            }
+        }
+    }
+
     /// Positions, and a step of every sequence that has tokens.
     fn check(&mut self, bound: f32, what: &str) {
         let mut members = Vec::new();
@@ -197,8 +207,7 @@ fn a_copy_and_its_source_go_their_own_ways() {
                 world.check(bound, &format!("round {round}"));
             }
             let keep = n as i32 / 3;
-            world.context.remove(0, keep, -1).unwrap();
-            world.lists[0].truncate(keep as usize);
+            world.remove(0, keep, -1);
             world.check(bound, "one side cut");
             world.extend(1, 20);
             world.check(bound, "the other grown");
@@ -352,4 +361,111 @@ fn routed_prefill_of_copies_equals_dense() {
     world.copy(0, 3, -1, 41);
     world.extend(3, 40);
     world.check(ROUNDING, "routed");
+}
+
+/// Sinks are 0 and 1, blocks of four from 2 on, the last ones open.
+#[test]
+fn any_range_can_be_removed() {
+    for (params, bound) in both_routings() {
+        for (first, end) in [
+            (0, 1),    // the first
+            (-1, 2),   // all sinks
+            (1, 9),    // across a sink and blocks
+            (20, 21),  // one inside a block
+            (19, 21),  // some inside a block
+            (18, 22),  // a block
+            (19, 31),  // across blocks
+            (18, 34),  // blocks
+            (2, 38),   // everything sealed but a block
+            (30, 58),  // up to the window
+            (55, 59),  // of the window
+            (59, 60),  // the last
+            (37, -1),  // a tail
+            (-1, -1),  // the whole
+            (0, 1000), // beyond
+            (7, 7),    // nothing
+            (9, 3),    // less than nothing
+            (60, -1),  // behind the last
+        ] {
+            let mut world = World::new(params.clone(), 11);
+            world.extend(0, 60);
+            world.copy(0, 1, -1, -1);
+            let what = format!("{:?} {first}..{end}", params.routing);
+            world.remove(0, first, end);
+            world.check(bound, &what);
+            for s in [0, 1, 0] {
+                world.extend(s, 9);
+                world.check(bound, &what);
+            }
+            world.remove(0, 10, 40);
+            world.check(bound, &what);
+            world.remove(-1, 5, 12);
+            world.check(bound, &what);
+        }
+    }
+}
+
+#[test]
+fn removal_from_a_sequence_that_does_not_exist_is_an_error_and_from_an_empty_one_none() {
+    let mut world = World::new(small(4), 12);
+    world.extend(0, 20);
+    for s in [SEQUENCES as i32, i32::MAX] {
+        let error = world.context.remove(s, 0, 5).unwrap_err();
+        assert_eq!(error.status, Status::Sequence);
+        assert!(error.message.contains(&format!("sequence {s}")), "{error}");
+    }
+    world.remove(1, -1, -1);
+    world.remove(1, 3, 5);
+    world.check(ROUNDING, "nothing gone");
+}
+
+#[test]
+fn one_token_after_the_other_can_be_removed() {
+    for (params, bound) in both_routings() {
+        let mut world = World::new(params, 13);
+        world.extend(0, 50);
+        while !world.lists[0].is_empty() {
+            let i = world.random.below(world.lists[0].len());
+            let position = world.lists[0][i].position;
+            world.remove(0, position, position + 1);
+            world.check(bound, &format!("{} left", world.lists[0].len()));
+        }
+        assert_eq!(world.context.statistics().memory.fast, 0);
+    }
+}
+
+#[test]
+fn removed_blocks_give_their_memory_back() {
+    let mut world = World::new(sealed_params(4), 14);
+    for _ in 0..8 {
+        world.extend(0, 100);
+    }
+    let before = world.context.statistics().memory;
+    world.remove(0, 50, 750);
+    let after = world.context.statistics().memory;
+    assert!(after.slow < before.slow / 6, "{after:?} {before:?}");
+    assert!(after.fast < before.fast / 4, "{after:?} {before:?}");
+    world.check(ROUNDING, "the rest");
+}
+
+#[test]
+fn removal_keeps_the_default_codecs_within_their_bound() {
+    let params = Params {
+        n_sinks: 2,
+        window: 16,
+        block_tokens: 16,
+        layout_tokens: 64,
+        share_threshold: 0.0,
+        ..Params::default()
+    };
+    for dense in [DenseLayers::None, DenseLayers::List(vec![1])] {
+        let mut world = World::new(Params { dense, ..params.clone() }, 15);
+        world.extend(0, 300);
+        for (first, end) in [(40, 45), (100, 171), (0, 1), (210, 230), (260, 290)] {
+            world.remove(0, first, end);
+            world.check(0.05, &format!("{first}..{end}"));
+            world.extend(0, 3);
+        }
+        println!("worst {}", world.worst);
+    }
 }

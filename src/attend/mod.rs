@@ -5,6 +5,8 @@
 
 mod rows;
 mod state;
+mod turned;
 
 pub use rows::{ROWS_AT_ONCE, RowScratch, attend_rows};
 pub use state::SoftmaxState;
+pub use turned::TurnedQuery;

@@ -28,6 +28,8 @@ pub struct Sequence {
     /// In nats; NaN where the host has not said.
     pub surprisal: Vec<f32>,
     pub residents: Residents,
+    /// Residents before the sealed tokens, where there are any.
+    n_sinks: usize,
     pub sealed: Box<dyn SealedTokens>,
     /// Shared with copies until one side adds to it.
     pub queries: Arc<QueryRing>,
@@ -53,6 +55,7 @@ impl Sequence {
             positions: Vec::new(),
             surprisal: Vec::new(),
             residents: Residents::new(&model.geometry, RowCodec::F32),
+            n_sinks: 0,
             sealed: routing::new_sequence(model, params, store),
             queries: Arc::default(),
             settled: false,
@@ -79,23 +82,20 @@ impl Sequence {
     }
 
     /// Sinks held: the first tokens, never sealed.
-    pub fn n_sinks(&self) -> usize {
-        self.params.n_sinks.min(self.n_tokens())
+    fn n_sinks(&self) -> usize {
+        self.n_sinks_of(self.n_tokens())
+    }
+
+    /// Sinks among `n_tokens`: where some are sealed, those before them, which are fewer when
+    /// sinks were removed.
+    fn n_sinks_of(&self, n_tokens: usize) -> usize {
+        let wanted = if self.sealed.n_tokens() > 0 { self.n_sinks } else { self.params.n_sinks };
+        wanted.min(n_tokens)
     }
 
     /// Whether the layout still wants queries.
     pub fn wants_queries(&self) -> bool {
         !self.settled
-    }
-
-    fn open_tokens<'a>(&'a self, staged: Option<&'a Staged>) -> OpenTokens<'a> {
-        OpenTokens {
-            residents: &self.residents,
-            n_sinks: self.n_sinks(),
-            n_sealed: self.sealed.n_tokens(),
-            centre: None,
-            staged,
-        }
     }
 
     /// Tokens that have left the window, of `n_open` that are neither sinks nor sealed.
@@ -179,6 +179,7 @@ impl Sequence {
         }
         source.centre = Some(OpenTokens::centres(geometry, &*self.sealed));
         let beyond = self.beyond_window(n_tokens - n_sinks);
+        self.n_sinks = n_sinks;
         let surprisal = &self.surprisal[n_sinks..n_sinks + beyond];
         let n = self.sealed.sealable(beyond, surprisal, false);
         if n > 0 {
@@ -232,9 +233,10 @@ impl Sequence {
         if n == 0 {
             return committed;
         }
+        self.n_sinks = self.n_sinks();
         let source = OpenTokens {
             residents: &self.residents,
-            n_sinks: self.params.n_sinks.min(self.residents.n_rows()),
+            n_sinks: self.n_sinks.min(self.residents.n_rows()),
             n_sealed: self.sealed.n_tokens(),
             centre: None,
             staged,
@@ -296,6 +298,7 @@ impl Sequence {
             positions,
             surprisal,
             residents: self.residents.copy(Self::rows_to_reserve(self.residents.n_rows()))?,
+            n_sinks: self.n_sinks,
             sealed: self.sealed.share(),
             queries: Arc::clone(&self.queries),
             settled: self.settled,
@@ -306,6 +309,34 @@ impl Sequence {
     fn settle(&mut self) {
         self.settled = true;
         self.queries = Arc::default();
+    }
+
+    /// Removes tokens. On an error nothing changes.
+    pub fn remove(&mut self, team: &Team, tokens: Range<usize>) -> Result<()> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        if tokens.end == self.n_tokens() {
+            return self.truncate(team, tokens.start);
+        }
+        let (n_sinks, n_sealed) = (self.n_sinks(), self.sealed.n_tokens());
+        let sealed = n_sinks..n_sinks + n_sealed;
+        let inside =
+            |from: usize, to: usize| tokens.start.clamp(from, to)..tokens.end.clamp(from, to);
+        let gone = inside(sealed.start, sealed.end);
+        if !gone.is_empty() {
+            self.sealed.remove(team, gone.start - n_sinks, gone.len())?;
+        }
+        let open = inside(sealed.end, self.n_tokens());
+        self.residents.remove(open.start - n_sealed, open.len());
+        let sinks = inside(0, n_sinks);
+        self.residents.remove(sinks.start, sinks.len());
+        self.n_sinks = n_sinks - sinks.len();
+        self.positions.drain(tokens.clone());
+        self.surprisal.drain(tokens);
+        // Those that are held go by their tokens' numbers.
+        self.queries = Arc::default();
+        Ok(())
     }
 
     /// Keeps the first `n_keep` tokens. Sealed tokens of a block that is cut become residents
@@ -322,13 +353,12 @@ impl Sequence {
             self.sealed.truncate(0);
         } else {
             let kept_sealed = self.sealed.cut_below(n_keep - n_sinks);
-            let mut reopened = Residents::new(geometry, self.residents.codec());
             let n_reopened = n_keep - n_sinks - kept_sealed;
-            reopened.reserve_exactly(Self::rows_to_reserve(n_sinks + n_reopened))?;
-            reopened.append(team, geometry, &self.open_tokens(None), 0, n_sinks);
+            let n_rows = Self::rows_to_reserve(n_sinks + n_reopened);
+            self.residents.reserve_exactly(n_rows.max(self.residents.n_rows()))?;
+            self.residents.remove(n_sinks, self.residents.n_rows() - n_sinks);
             let source = SealedRows { sealed: &*self.sealed, n_sinks };
-            reopened.append(team, geometry, &source, n_sinks + kept_sealed, n_reopened);
-            self.residents = reopened;
+            self.residents.append(team, geometry, &source, n_sinks + kept_sealed, n_reopened);
             self.sealed.truncate(kept_sealed);
         }
         self.positions.truncate(n_keep);
@@ -360,7 +390,7 @@ impl Sequence {
             let bytes = metadata + rows * Residents::bytes_a_token(geometry, RowCodec::F32);
             return [bytes, bytes];
         }
-        let n_sinks = self.params.n_sinks.min(n_tokens);
+        let n_sinks = self.n_sinks_of(n_tokens);
         let n_open = n_tokens - n_sinks - self.sealed.n_tokens();
         let blocks = self.beyond_window(n_open) / self.params.block_tokens;
         let n_seal = blocks * self.params.block_tokens;

@@ -7,8 +7,8 @@ use crate::pool::Team;
 
 impl Context {
     /// Removes tokens with positions in `first..end` (negative `first`: from the start; negative
-    /// `end`: to the end) from a sequence, or from all where `id` is negative: a tail, or all of
-    /// it. An empty range removes nothing.
+    /// `end`: to the end) from a sequence, or from all where `id` is negative. An empty range
+    /// removes nothing. On an error some of several sequences may have been done.
     pub fn remove(&mut self, id: i32, first: i32, end: i32) -> Result<()> {
         self.require_no_pass("seq_rm")?;
         let indices = if id < 0 {
@@ -24,22 +24,15 @@ impl Context {
             if tokens.is_empty() {
                 continue;
             }
-            if tokens.end < sequence.n_tokens() {
-                fail!(
-                    Unsupported,
-                    "positions {first} to {end} end before the last of sequence {index}, {}: only \
-                     a tail can be removed",
-                    sequence.last_position().unwrap_or(-1)
-                );
-            }
-            cuts.push((index, tokens.start));
+            cuts.push((index, tokens));
         }
         self.with_team(|team: &Team, sequences| {
-            for (index, n_keep) in cuts {
-                if n_keep == 0 {
+            for (index, tokens) in cuts {
+                let Some(sequence) = &mut sequences[index] else { continue };
+                if tokens.len() == sequence.n_tokens() {
                     sequences[index] = None;
-                } else if let Some(sequence) = &mut sequences[index] {
-                    sequence.truncate(team, n_keep)?;
+                } else {
+                    sequence.remove(team, tokens)?;
                 }
             }
             Ok(())
@@ -59,14 +52,6 @@ impl Context {
         if tokens.is_empty() {
             return Ok(());
         }
-        if tokens.start > 0 {
-            fail!(
-                Unsupported,
-                "the copy would begin at position {first}, sequence {from} begins at {}: only the \
-                 first tokens can be copied",
-                source.positions[0]
-            );
-        }
         if let Some(last) = self.position_max(to).ok().filter(|&last| last >= 0) {
             fail!(
                 Unsupported,
@@ -77,7 +62,8 @@ impl Context {
         let copy = self.with_team(|team, sequences| match &mut sequences[from_index] {
             Some(source) => {
                 let mut copy = source.copy(team)?;
-                copy.truncate(team, tokens.end)?;
+                copy.remove(team, tokens.end..copy.n_tokens())?;
+                copy.remove(team, 0..tokens.start)?;
                 Ok(copy)
             }
             None => fail!(Internal, "sequence {from} vanished"),

@@ -10,6 +10,7 @@ mod metadata;
 mod params;
 mod preflight;
 mod rope;
+mod rotation;
 mod routing_weights;
 mod sidecar;
 mod sidecar_reader;
@@ -23,6 +24,7 @@ use std::path::Path;
 
 pub use geometry::{Geometry, LayerGeometry, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, RopeKind};
 pub use params::ModelParams;
+pub use rotation::Rotation;
 pub use routing_weights::{
     DEFAULT_SUMMARY_DIM, GateMlp, LayerRouting, Linear, RoutingWeights, UNTRAINED_THRESHOLD,
 };

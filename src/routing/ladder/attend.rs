@@ -2,10 +2,11 @@
 //! between through their value sketch as well.
 
 use super::layout::widen;
-use super::plan::{Piece, Sealed};
+use super::plan::{Piece, PieceScratch, Sealed};
 use super::slab::Stream;
-use crate::attend::{ROWS_AT_ONCE, SoftmaxState, attend_rows};
-use crate::kernels::{Coefficients, coefficients_accumulate, prefetch, row_accumulate};
+use crate::attend::{ROWS_AT_ONCE, attend_rows};
+use crate::kernels::{Coefficients, RowCodec, coefficients_accumulate, prefetch, row_accumulate};
+use crate::model::Rotation;
 
 /// The piece's share of a unit's attention, into the piece's own state.
 pub fn attend_piece(
@@ -137,6 +138,9 @@ fn prefetch_fetched(piece: &Piece, sealed: &Sealed, start: usize) {
 /// The fetched tokens, from their rows.
 fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
     let Some(codec) = sealed.layer.slabs().next().map(|slab| slab.shape.row_codec) else { return };
+    if sealed.layer.is_turned() {
+        return exact_turned(piece, sealed, q, codec, key_dim);
+    }
     let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     let mut blocks = sealed.layer.walk();
@@ -153,6 +157,51 @@ fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
     }
 }
 
+/// The fetched tokens where some have moved: the query is turned once for each run of tokens that
+/// have moved alike.
+fn exact_turned(piece: &mut Piece, sealed: &Sealed, q: &[f32], codec: RowCodec, key_dim: usize) {
+    let mut blocks = sealed.layer.walk();
+    let mut at = 0;
+    while at < piece.fetched.len() {
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        let mut rotation: Option<&Rotation> = None;
+        for chosen in &piece.fetched[at..] {
+            let (slab, block) = blocks.find(piece.first + chosen.block as usize);
+            let turn = blocks.turn().as_deref();
+            if keys.is_empty() {
+                rotation = turn;
+            } else if turn.map(|turn| turn.shift) != rotation.map(|turn| turn.shift) {
+                break;
+            }
+            let (key, value) = slab.row(sealed.head, block, chosen.token as usize);
+            keys.push(key);
+            values.push(value);
+        }
+        at += keys.len();
+        attend_moved(&mut piece.scratch, sealed, rotation, q, codec, key_dim, &keys, &values);
+    }
+}
+
+/// Adds rows that have moved by a rotation.
+#[allow(clippy::too_many_arguments, reason = "one row is a key and a value, each with its shape")]
+fn attend_moved(
+    scratch: &mut PieceScratch,
+    sealed: &Sealed,
+    rotation: Option<&Rotation>,
+    q: &[f32],
+    codec: RowCodec,
+    key_dim: usize,
+    keys: &[&[u8]],
+    values: &[&[u8]],
+) {
+    let (state, rows) = (&mut scratch.state, &mut scratch.rows);
+    let Some(rotation) = rotation else {
+        return attend_rows(codec, key_dim, q, keys, values, None, state, rows);
+    };
+    scratch.turned.turn(rotation, &sealed.layout.centre, q, state.n_group());
+    scratch.turned.attend_rows(codec, key_dim, keys, values, state, rows);
+}
+
 /// Every token of the piece's blocks from its rows: a dense layer.
 pub fn attend_dense(
     piece: &mut Piece,
@@ -162,11 +211,11 @@ pub fn attend_dense(
     dims: [usize; 2],
 ) {
     let [key_dim, value_dim] = dims;
-    let state: &mut SoftmaxState = &mut piece.scratch.state;
-    state.reset(n_group, value_dim);
+    piece.scratch.state.reset(n_group, value_dim);
     let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
-    for (slab, blocks) in sealed.layer.runs(piece.first..piece.first + piece.n_blocks) {
+    let runs = sealed.layer.turned_runs(piece.first..piece.first + piece.n_blocks);
+    for (slab, blocks, rotation) in runs {
         let (codec, n_tokens) = (slab.shape.row_codec, slab.shape.n_tokens);
         for block in blocks {
             for start in (0..n_tokens).step_by(ROWS_AT_ONCE) {
@@ -175,8 +224,8 @@ pub fn attend_dense(
                     (*key, *value) = slab.row(sealed.head, block, start + t);
                 }
                 let (keys, values) = (&keys[..n], &values[..n]);
-                let rows = &mut piece.scratch.rows;
-                attend_rows(codec, key_dim, q, keys, values, None, state, rows);
+                let scratch = &mut piece.scratch;
+                attend_moved(scratch, sealed, rotation, q, codec, key_dim, keys, values);
             }
         }
     }

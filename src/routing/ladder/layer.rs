@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Slab;
 use crate::error::Result;
+use crate::model::Rotation;
 use crate::routing::Remade;
 
 /// Blocks of the largest slab: what a scan reads from front to back. More would gain nothing, and
@@ -18,12 +19,21 @@ const MERGED: usize = 4;
 /// What an `Arc` adds to its value.
 const ARC_COUNTS: usize = 2 * size_of::<usize>();
 
-/// The blocks of a slab that belong to the sequence: all, or the first ones where it was cut.
+/// How far a block's tokens have moved since they were stored; None: not at all.
+pub type Turn = Option<Arc<Rotation>>;
+
+/// Blocks of a slab that belong to the sequence, one after the other: all, or what was left of
+/// them where some were removed.
 #[derive(Clone)]
 struct Stretch {
     slab: Arc<Slab>,
-    first: usize,
+    /// The first of them, by its number in the slab.
+    start: usize,
     n_blocks: usize,
+    /// Its number in the layer, and that of its first token.
+    first: usize,
+    first_token: usize,
+    turn: Turn,
 }
 
 impl Stretch {
@@ -31,13 +41,31 @@ impl Stretch {
         self.n_blocks < self.slab.n_blocks
     }
 
-    fn name(&self) -> [usize; 2] {
-        [Arc::as_ptr(&self.slab).addr(), self.n_blocks]
+    fn end(&self) -> usize {
+        self.first + self.n_blocks
+    }
+
+    fn end_token(&self) -> usize {
+        self.first_token + self.n_blocks * self.slab.shape.n_tokens
+    }
+
+    fn shift(&self) -> i32 {
+        self.turn.as_ref().map_or(0, |turn| turn.shift)
+    }
+
+    /// Where blocks of the layer are in the slab.
+    fn in_slab(&self, blocks: &Range<usize>) -> Range<usize> {
+        let at = |block: usize| block - self.first + self.start;
+        at(blocks.start)..at(blocks.end)
+    }
+
+    fn name(&self) -> [usize; 3] {
+        [Arc::as_ptr(&self.slab).addr(), self.start, self.n_blocks]
     }
 
     /// Blocks of the layer as a slab of their own.
     fn part(&self, blocks: Range<usize>) -> Result<Arc<Slab>> {
-        let range = blocks.start - self.first..blocks.end - self.first;
+        let range = self.in_slab(&blocks);
         if range.len() == self.slab.n_blocks {
             Ok(Arc::clone(&self.slab))
         } else {
@@ -52,15 +80,14 @@ impl Stretch {
         inside: Range<usize>,
         make: impl Fn(&Slab) -> Result<Option<Slab>>,
     ) -> Result<Option<Vec<Arc<Slab>>>> {
-        let end = self.first + self.n_blocks;
         let Some(new) = make(&*self.part(inside.clone())?)? else { return Ok(None) };
         let mut parts = Vec::with_capacity(3);
         if self.first < inside.start {
             parts.push(self.part(self.first..inside.start)?);
         }
         parts.push(Arc::new(new));
-        if inside.end < end {
-            parts.push(self.part(inside.end..end)?);
+        if inside.end < self.end() {
+            parts.push(self.part(inside.end..self.end())?);
         }
         Ok(Some(parts))
     }
@@ -84,7 +111,11 @@ impl Layer {
     }
 
     pub fn n_blocks(&self) -> usize {
-        self.stretches.last().map_or(0, |last| last.first + last.n_blocks)
+        self.stretches.last().map_or(0, Stretch::end)
+    }
+
+    pub fn n_tokens(&self) -> usize {
+        self.stretches.last().map_or(0, Stretch::end_token)
     }
 
     pub fn slabs(&self) -> impl Iterator<Item = &Arc<Slab>> {
@@ -96,11 +127,25 @@ impl Layer {
         self.stretches.iter().flat_map(Stretch::name).collect()
     }
 
-    /// Appends slabs, and lays small ones together.
-    pub fn append(&mut self, slabs: Vec<Slab>) -> Result<()> {
+    /// Whether any token has moved since it was stored.
+    pub fn is_turned(&self) -> bool {
+        self.stretches.iter().any(|stretch| stretch.turn.is_some())
+    }
+
+    /// The block of a token, and the token's number in it; behind the last token, the block that
+    /// would come next.
+    pub fn place(&self, token: usize) -> (usize, usize) {
+        let index = self.stretches.partition_point(|s| s.end_token() <= token);
+        let Some(stretch) = self.stretches.get(index) else { return (self.n_blocks(), 0) };
+        let (inside, n_tokens) = (token - stretch.first_token, stretch.slab.shape.n_tokens);
+        (stretch.first + inside / n_tokens, inside % n_tokens)
+    }
+
+    /// Appends slabs of tokens that have moved so far, and lays small ones together.
+    pub fn append(&mut self, slabs: Vec<(Slab, Turn)>) -> Result<()> {
         let before = self.stretches.len();
-        for slab in slabs {
-            self.push(Arc::new(slab));
+        for (slab, turn) in slabs {
+            self.push(Arc::new(slab), turn);
         }
         let result = self.settle();
         if result.is_err() {
@@ -109,19 +154,38 @@ impl Layer {
         result
     }
 
-    fn push(&mut self, slab: Arc<Slab>) {
-        let (first, n_blocks) = (self.n_blocks(), slab.n_blocks);
-        self.stretches.push(Stretch { slab, first, n_blocks });
+    fn push(&mut self, slab: Arc<Slab>, turn: Turn) {
+        let blocks = 0..slab.n_blocks;
+        self.push_some(slab, blocks, turn);
+    }
+
+    /// Appends some blocks of a slab; those that follow on the last ones join them.
+    fn push_some(&mut self, slab: Arc<Slab>, blocks: Range<usize>, turn: Turn) {
+        let (start, n_blocks) = (blocks.start, blocks.len());
+        let (first, first_token) = (self.n_blocks(), self.n_tokens());
+        let new = Stretch { slab, start, n_blocks, first, first_token, turn };
+        match self.stretches.last_mut() {
+            Some(last)
+                if Arc::ptr_eq(&last.slab, &new.slab)
+                    && last.start + last.n_blocks == start
+                    && last.shift() == new.shift() =>
+            {
+                last.n_blocks += n_blocks;
+            }
+            _ if n_blocks > 0 => self.stretches.push(new),
+            _ => {}
+        }
     }
 
     /// Makes one slab of the last ones where that is due.
     fn settle(&mut self) -> Result<()> {
         let Some(last) = self.stretches.last() else { return Ok(()) };
-        let shape = last.slab.shape;
+        let (shape, shift, turn) = (last.slab.shape, last.shift(), last.turn.clone());
         let (mut from, mut n_blocks) = (None, 0);
         for (i, stretch) in self.stretches.iter().enumerate().rev() {
             let fits = n_blocks + stretch.n_blocks <= MOST_BLOCKS;
-            if stretch.slab.is_dense() || stretch.slab.shape != shape || !fits {
+            let alike = stretch.slab.shape == shape && stretch.shift() == shift;
+            if stretch.slab.is_dense() || !alike || !fits {
                 break;
             }
             let due = n_blocks > 0 && stretch.n_blocks * (MERGED - 1) <= n_blocks;
@@ -131,11 +195,13 @@ impl Layer {
             n_blocks += stretch.n_blocks;
         }
         let Some(from) = from else { return Ok(()) };
-        let parts: Vec<(&Slab, Range<usize>)> =
-            self.stretches[from..].iter().map(|s| (&*s.slab, 0..s.n_blocks)).collect();
+        let parts: Vec<(&Slab, Range<usize>)> = self.stretches[from..]
+            .iter()
+            .map(|s| (&*s.slab, s.start..s.start + s.n_blocks))
+            .collect();
         let merged = Slab::concat(&parts)?;
         self.stretches.truncate(from);
-        self.push(Arc::new(merged));
+        self.push(Arc::new(merged), turn);
         Ok(())
     }
 
@@ -146,6 +212,63 @@ impl Layer {
         if let Some(last) = self.stretches.last_mut() {
             last.n_blocks = last.n_blocks.min(n_blocks - last.first);
         }
+    }
+
+    /// The layer with other blocks in the place of `blocks`.
+    pub fn exchanged(&self, blocks: Range<usize>, with: Vec<(Slab, Turn)>) -> Self {
+        let mut made = Self::default();
+        made.push_range(self, 0..blocks.start);
+        with.into_iter().for_each(|(slab, turn)| made.push(Arc::new(slab), turn));
+        made.push_range(self, blocks.end..self.n_blocks());
+        made
+    }
+
+    /// Appends blocks of another layer.
+    fn push_range(&mut self, other: &Self, blocks: Range<usize>) {
+        for stretch in &other.stretches {
+            let start = blocks.start.clamp(stretch.first, stretch.end());
+            let end = blocks.end.clamp(start, stretch.end());
+            let range = stretch.in_slab(&(start..end));
+            self.push_some(Arc::clone(&stretch.slab), range, stretch.turn.clone());
+        }
+    }
+
+    /// Lets go of slabs that nobody else holds and of which less than half is left, by copying
+    /// what is left. Where there is no memory to copy to, they stay.
+    pub fn compact(&mut self) {
+        let all = std::mem::take(&mut self.stretches);
+        for run in all.chunk_by(|a, b| Arc::ptr_eq(&a.slab, &b.slab)) {
+            let slab = &run[0].slab;
+            let left: usize = run.iter().map(|stretch| stretch.n_blocks).sum();
+            let is_own = Arc::strong_count(slab) == run.len();
+            for stretch in run {
+                let parted = is_own && 2 * left < slab.n_blocks;
+                match parted.then(|| stretch.part(stretch.first..stretch.end())) {
+                    Some(Ok(part)) => self.push(part, stretch.turn.clone()),
+                    _ => self.stretches.push(stretch.clone()),
+                }
+            }
+        }
+    }
+
+    /// The layer with some blocks moved: `turn` says what becomes of how far they had moved
+    /// before.
+    pub fn turned(&self, blocks: Range<usize>, mut turn: impl FnMut(i32) -> Turn) -> Self {
+        let mut made = Self::default();
+        for stretch in &self.stretches {
+            let start = blocks.start.clamp(stretch.first, stretch.end());
+            let end = blocks.end.clamp(start, stretch.end());
+            let moved = turn(stretch.shift());
+            for (part, turn) in [
+                (stretch.first..start, stretch.turn.clone()),
+                (start..end, moved),
+                (end..stretch.end(), stretch.turn.clone()),
+            ] {
+                let range = stretch.in_slab(&part);
+                made.push_some(Arc::clone(&stretch.slab), range, turn);
+            }
+        }
+        made
     }
 
     /// Puts what `make` says in the place of each slab in `blocks`, where it says anything. Slabs
@@ -161,15 +284,15 @@ impl Layer {
         let mut made = Self::default();
         let mut replaced = false;
         for stretch in &self.stretches {
-            let end = stretch.first + stretch.n_blocks;
+            let end = stretch.end();
             let inside =
                 blocks.start.clamp(stretch.first, end)..blocks.end.clamp(stretch.first, end);
             if inside.is_empty() {
                 made.stretches.push(stretch.clone());
                 continue;
             }
-            let [slab, n_blocks] = stretch.name();
-            let key = vec![slab, n_blocks, inside.start - stretch.first, inside.len(), how];
+            let mut key = stretch.name().to_vec();
+            key.extend([inside.start - stretch.first, inside.len(), how]);
             let (_, parts) = remade.get_or_make(key, || {
                 Ok((Arc::clone(&stretch.slab), stretch.replaced(inside, &make)?))
             })?;
@@ -178,7 +301,7 @@ impl Layer {
                 continue;
             };
             replaced = true;
-            parts.into_iter().for_each(|slab| made.push(slab));
+            parts.into_iter().for_each(|slab| made.push(slab, stretch.turn.clone()));
         }
         *self = made;
         Ok(replaced)
@@ -186,11 +309,19 @@ impl Layer {
 
     /// Runs of blocks that cover `blocks`, in order: the slab, and the range of its blocks.
     pub fn runs(&self, blocks: Range<usize>) -> impl Iterator<Item = (&Slab, Range<usize>)> {
-        let start = self.stretches.partition_point(|s| s.first + s.n_blocks <= blocks.start);
+        self.turned_runs(blocks).map(|(slab, range, _)| (slab, range))
+    }
+
+    /// As [`Self::runs`], with how far each run has moved.
+    pub fn turned_runs(
+        &self,
+        blocks: Range<usize>,
+    ) -> impl Iterator<Item = (&Slab, Range<usize>, Option<&Rotation>)> {
+        let start = self.stretches.partition_point(|s| s.end() <= blocks.start);
         let (first, end) = (blocks.start, blocks.end);
         self.stretches[start..].iter().take_while(move |s| s.first < end).map(move |s| {
-            let to = (end - s.first).min(s.n_blocks);
-            (&*s.slab, first.saturating_sub(s.first)..to)
+            let inside = first.max(s.first)..end.min(s.end());
+            (&*s.slab, s.in_slab(&inside), s.turn.as_deref())
         })
     }
 
@@ -209,13 +340,18 @@ pub struct Walk<'a> {
 impl<'a> Walk<'a> {
     /// The slab of a block, and the block's number in it.
     pub fn find(&mut self, block: usize) -> (&'a Slab, usize) {
-        let ends_after = |s: &Stretch| block < s.first + s.n_blocks;
+        let ends_after = |s: &Stretch| block < s.end();
         let here = &self.stretches[self.at];
         if block < here.first || !ends_after(here) {
             self.at = self.stretches.partition_point(|s| !ends_after(s));
         }
         let stretch = &self.stretches[self.at];
-        (&stretch.slab, block - stretch.first)
+        (&stretch.slab, block - stretch.first + stretch.start)
+    }
+
+    /// How far the tokens of the block that was found last have moved.
+    pub fn turn(&self) -> &'a Turn {
+        &self.stretches[self.at].turn
     }
 }
 
@@ -311,7 +447,7 @@ mod tests {
                     let end = (start + below(40) as usize).min(numbers.len());
                     let poorer = BlockShape { value_rank: 4, ..shape(8) };
                     let replaced = layer
-                        .replace(start..end, |slab| {
+                        .replace(start..end, 0, &mut Remade::default(), |slab| {
                             if slab.shape == poorer {
                                 return Ok(None);
                             }
@@ -327,7 +463,7 @@ mod tests {
                 _ => {
                     let n = 1 + below(if round % 10 == 0 { 300 } else { 6 });
                     let new: Vec<u8> = (0..n).map(|_| below(200) as u8).collect();
-                    let slabs = new.iter().map(|n| block(&store, shape(8), *n)).collect();
+                    let slabs = new.iter().map(|n| (block(&store, shape(8), *n), None)).collect();
                     layer.append(slabs).unwrap();
                     numbers.extend(new);
                 }
@@ -341,11 +477,11 @@ mod tests {
         let store = SlowStore::default();
         let mut layer = Layer::default();
         for n in 1..=700usize {
-            layer.append(vec![block(&store, shape(8), (n % 200) as u8)]).unwrap();
+            layer.append(vec![(block(&store, shape(8), (n % 200) as u8), None)]).unwrap();
             assert!(layer.slabs().count() <= Layer::most_slabs(n), "{n}");
         }
         layer.truncate(650);
-        layer.append(vec![block(&store, shape(8), 9)]).unwrap();
+        layer.append(vec![(block(&store, shape(8), 9), None)]).unwrap();
         // The slab that was cut is gone, and what it held beyond the cut with it.
         let held: usize = layer.slabs().map(|slab| slab.n_blocks).sum();
         assert_eq!(held, 651);

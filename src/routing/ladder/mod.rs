@@ -2,6 +2,7 @@
 //! read exactly, the others are seen through their block's mean (docs/architecture.md).
 
 mod attend;
+mod change;
 mod dense;
 mod layer;
 mod layout;

@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use super::{HeadLayout, Layer};
-use crate::attend::{RowScratch, SoftmaxState};
+use crate::attend::{RowScratch, SoftmaxState, TurnedQuery};
 use crate::routing::Plan;
 
 /// A sealed token that is more than a part of its block's coarse row.
@@ -34,9 +34,11 @@ pub struct Piece {
     /// piece, and their exp(score - the block's largest), `[kept][n_group][stride]`.
     pub kept: Vec<u32>,
     pub weights: Vec<f32>,
-    /// Tokens of a block, and as many rounded up to what a kernel writes.
+    /// Tokens of the longest block, and as many rounded up to what a kernel writes.
     pub n_tokens: usize,
     pub stride: usize,
+    /// Some blocks are shorter than others.
+    pub is_uneven: bool,
     /// Read exactly (the set T).
     pub fetched: Vec<Chosen>,
     /// Seen through the value sketch.
@@ -54,6 +56,8 @@ pub struct PieceScratch {
     pub l: Vec<f32>,
     pub q: Vec<f32>,
     pub q_rest: Vec<f32>,
+    /// The query for blocks that have moved; no bias: those in hand have not.
+    pub turned: TurnedQuery,
     /// What the mean keys add to their blocks' scores, `[n_group][SCORED_AT_ONCE]`.
     pub offsets: Vec<f32>,
     /// Score below which a block needs no weights, `[n_group]`.

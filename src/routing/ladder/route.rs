@@ -8,6 +8,7 @@ use crate::attend::SoftmaxState;
 use crate::kernels::{
     BlockSums, RowCodec, SketchRun, exp_minus, max, row_scores, shares_above, sketch_run,
 };
+use crate::model::Rotation;
 
 /// Blocks of one slab that are scored before sums and floor move on.
 pub const SCORED_AT_ONCE: usize = 64;
@@ -34,16 +35,19 @@ pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], seen: &SoftmaxState,
     scratch.floor.clear();
     scratch.floor.extend((0..n_group).map(|g| at.floor(seen.log_sum(g))));
     let blocks = piece.first..piece.first + n_blocks;
-    let runs = || sealed.layer.runs(blocks.clone());
-    piece.n_tokens = runs().next().map_or(0, |(slab, _)| slab.shape.n_tokens);
+    let runs = || sealed.layer.turned_runs(blocks.clone());
+    let lengths = || runs().map(|(slab, ..)| slab.shape.n_tokens);
+    piece.n_tokens = lengths().max().unwrap_or(0);
+    piece.is_uneven = lengths().any(|length| length < piece.n_tokens);
     piece.stride = piece.n_tokens.next_multiple_of(16);
 
-    let mut prepared = None;
-    let mut done = 0;
-    for (slab, range) in runs() {
-        if prepared != Some(slab.shape.sketch) {
+    let (mut prepared, mut done) = (None, 0);
+    for (slab, range, rotation) in runs() {
+        let wanted = Some((slab.shape.sketch, rotation.map(|rotation| rotation.shift)));
+        if prepared != wanted {
+            turn_query(&mut piece.scratch, sealed, rotation, q, n_group);
             prepare_query(&mut piece.scratch, sealed, slab.shape.sketch, q, n_group);
-            prepared = Some(slab.shape.sketch);
+            prepared = wanted;
         }
         for first in range.clone().step_by(SCORED_AT_ONCE) {
             let run = first..range.end.min(first + SCORED_AT_ONCE);
@@ -78,6 +82,9 @@ fn offsets(piece: &mut Piece, slab: &Slab, head: usize, run: &Range<usize>, n_gr
     scratch.offsets.resize(n_group * SCORED_AT_ONCE, 0.0);
     let (q, out, means) = (&scratch.q_rest[..], &mut scratch.offsets[..], &means[..run.len()]);
     row_scores(shape.mean_codec, shape.key_dim, q, n_group, means, out, SCORED_AT_ONCE);
+    for (offsets, bias) in out.chunks_mut(SCORED_AT_ONCE).zip(&scratch.turned.bias) {
+        offsets.iter_mut().for_each(|offset| *offset += bias);
+    }
 }
 
 /// Scores blocks from their sketches. `run` is of the slab; `done` is the first one's number in
@@ -97,7 +104,7 @@ fn score_sketches(
     let scratch = &piece.scratch;
     let sketches = SketchRun {
         shape: slab.shape.sketch.shape(),
-        n_tokens: piece.n_tokens,
+        n_tokens: slab.shape.n_tokens,
         codes: &slab.stream(Stream::Codes, head, run.start)[..run.len() * code_bytes],
         channels: &halves(slab.stream(Stream::Channels, head, run.start))[..run.len() * n_channels],
         q: &scratch.q,
@@ -132,10 +139,10 @@ fn score_means(
     for i in 0..run.len() {
         let start = piece.kept.len() * n_group * piece.stride;
         for g in 0..n_group {
-            let row = &mut piece.weights[start + g * piece.stride..][..piece.n_tokens];
+            let row = &mut piece.weights[start + g * piece.stride..][..slab.shape.n_tokens];
             row.fill(piece.scratch.offsets[g * SCORED_AT_ONCE + i]);
         }
-        sum_block(piece, done + i, n_group);
+        sum_block(piece, slab.shape.n_tokens, done + i, n_group);
     }
 }
 
@@ -155,18 +162,23 @@ fn score_keys(
         let keys = slab.block(Stream::Codes, head, block).chunks_exact(codec.row_bytes(dim));
         for (t, key) in keys.enumerate() {
             let out = &mut piece.weights[start + t..];
+            let turned = &piece.scratch.turned;
+            let q = if turned.bias.is_empty() { q } else { &turned.q };
             row_scores(codec, dim, q, n_group, &[key], out, piece.stride);
+            for (g, bias) in turned.bias.iter().enumerate() {
+                out[g * piece.stride] += bias;
+            }
         }
-        sum_block(piece, done + i, n_group);
+        sum_block(piece, slab.shape.n_tokens, done + i, n_group);
     }
 }
 
 /// Turns the scores that stand where the next kept block's weights go into weights.
-fn sum_block(piece: &mut Piece, number: usize, n_group: usize) {
+fn sum_block(piece: &mut Piece, n_tokens: usize, number: usize, n_group: usize) {
     let start = piece.kept.len() * n_group * piece.stride;
     let mut keep = false;
     for g in 0..n_group {
-        let row = &mut piece.weights[start + g * piece.stride..][..piece.n_tokens];
+        let row = &mut piece.weights[start + g * piece.stride..][..n_tokens];
         let m = max(row);
         keep |= m >= piece.scratch.floor[g];
         piece.block_max[g * piece.n_blocks + number] = m;
@@ -212,6 +224,20 @@ pub fn add(running_m: &mut f32, running_l: &mut f32, m: f32, l: f32) {
     }
 }
 
+/// Turns the query back for blocks that have moved by a rotation.
+fn turn_query(
+    scratch: &mut super::plan::PieceScratch,
+    sealed: &Sealed,
+    rotation: Option<&Rotation>,
+    q: &[f32],
+    n_group: usize,
+) {
+    match rotation {
+        Some(rotation) => scratch.turned.turn(rotation, &sealed.layout.centre, q, n_group),
+        None => scratch.turned.bias.clear(),
+    }
+}
+
 /// The query as the sketch's channels see it, and what is left of it for the mean key.
 fn prepare_query(
     scratch: &mut super::plan::PieceScratch,
@@ -220,6 +246,7 @@ fn prepare_query(
     q: &[f32],
     n_group: usize,
 ) {
+    let q = if scratch.turned.bias.is_empty() { q } else { &scratch.turned.q };
     let n_channels = sketch.shape().channels();
     scratch.q.resize(n_group * n_channels, 0.0);
     scratch.q_rest.clear();
@@ -268,7 +295,7 @@ impl Thresholds {
 
 /// Chooses tokens by their share, mean over the group: exp(score) / Z. `log_sum` is log Z of each
 /// head. A block whose largest shares cannot reach the lower threshold is passed over whole.
-pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
+pub fn select(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], at: Thresholds) {
     let (n_group, n_blocks) = (log_sum.len(), piece.n_blocks);
     let lowest = at.lowest();
     piece.factor.clear();
@@ -278,16 +305,20 @@ pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
     }
     // Mean over the group.
     let part = (n_group as f32).recip();
-    let (stride, n_tokens) = (piece.stride, piece.n_tokens);
+    let (stride, mut n_tokens) = (piece.stride, piece.n_tokens);
     let scratch = &mut piece.scratch;
     scratch.tokens.resize(n_tokens, 0);
     scratch.shares.resize(n_tokens, 0.0);
     scratch.factors.resize(n_group, 0.0);
+    let mut blocks = sealed.layer.walk();
     for (kept, &block) in piece.kept.iter().enumerate() {
         let of_block = piece.factor.chunks_exact(n_blocks).map(|of_head| of_head[block as usize]);
         scratch.factors.iter_mut().zip(of_block).for_each(|(part_of, f)| *part_of = f * part);
         if scratch.factors.iter().sum::<f32>() <= lowest {
             continue;
+        }
+        if piece.is_uneven {
+            n_tokens = blocks.find(piece.first + block as usize).0.shape.n_tokens;
         }
         let weights = &piece.weights[kept * n_group * stride..][..n_group * stride];
         let (tokens, shares) = (&mut scratch.tokens[..], &mut scratch.shares[..]);

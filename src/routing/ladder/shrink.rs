@@ -58,6 +58,7 @@ fn seal_dense_layer(tokens: &mut LadderTokens, team: &Team, remade: &mut Remade)
     let (_, sealed) = remade.get_or_make(dense.name(), || {
         let shape = tokens.shape(layer, tokens.sketch());
         let sealed = tokens.rebuilt_layer(team, layer, |slab, block| {
+            let shape = BlockShape { n_tokens: slab.shape.n_tokens, ..shape };
             seal_again(slab, block, shape, &layout.heads[layer], layer, &tokens.store)
         })?;
         Ok((dense.clone(), sealed))
@@ -84,6 +85,7 @@ fn repack(
         };
         let (heads, store) = (&layout.heads[layer], &tokens.store);
         repacked |= tokens.layers[layer].replace(blocks.clone(), notch, remade, |slab| {
+            let shape = BlockShape { n_tokens: slab.shape.n_tokens, ..shape };
             if slab.is_dense() || shape.fast_bytes() >= slab.shape.fast_bytes() {
                 return Ok(None);
             }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::attend::{attend_dense, attend_piece};
+use super::layer::Turn;
 use super::layout::{self, SequenceLayout};
 use super::plan::Sealed;
 use super::route::{self, Thresholds};
 use super::seal::{Source, dense_block, seal_block};
-use super::{BlockShape, HeadLayout, LadderPlan, Layer, Sketch, Slab, dense};
+use super::{BlockShape, HeadLayout, LadderPlan, Layer, Sketch, Slab, change, dense};
 use crate::attend::SoftmaxState;
 use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
@@ -111,15 +112,20 @@ impl LadderTokens {
         make: impl Fn(&Slab, usize) -> Result<Slab> + Sync,
     ) -> Result<Layer> {
         let old = &self.layers[layer];
-        let places: Vec<(&Slab, usize)> = old
-            .runs(0..old.n_blocks())
-            .flat_map(|(slab, blocks)| blocks.map(move |block| (slab, block)))
+        let mut walk = old.walk();
+        let places: Vec<(&Slab, usize, &Turn)> = (0..old.n_blocks())
+            .map(|number| {
+                let (slab, block) = walk.find(number);
+                (slab, block, walk.turn())
+            })
             .collect();
         let mut made: Vec<Option<Result<Slab>>> = Vec::new();
         made.resize_with(places.len(), || None);
         team.for_each_mut(&mut made, |i, out| *out = Some(make(places[i].0, places[i].1)));
+        let turned = made.into_iter().flatten().zip(&places);
+        let slabs = turned.map(|(slab, place)| Ok((slab?, place.2.clone())));
         let mut layer_made = Layer::default();
-        layer_made.append(made.into_iter().flatten().collect::<Result<_>>()?)?;
+        layer_made.append(slabs.collect::<Result<_>>()?)?;
         Ok(layer_made)
     }
 
@@ -299,7 +305,7 @@ impl SealedTokens for LadderTokens {
     }
 
     fn n_tokens(&self) -> usize {
-        self.layers[0].n_blocks() * self.params.block_tokens
+        self.layers[0].n_tokens()
     }
 
     fn sealable(&self, n_open: usize, _: &[f32], _: bool) -> usize {
@@ -330,7 +336,8 @@ impl SealedTokens for LadderTokens {
         let before = self.layers[0].n_blocks();
         let mut append = || {
             for layer in &mut self.layers {
-                layer.append(made.by_ref().take(n_blocks).collect::<Result<_>>()?)?;
+                let new = made.by_ref().take(n_blocks).map(|slab| Ok((slab?, None)));
+                layer.append(new.collect::<Result<_>>()?)?;
             }
             Ok(())
         };
@@ -347,12 +354,21 @@ impl SealedTokens for LadderTokens {
         Box::new(Self { store, repacked_blocks: 0, ..self.clone() })
     }
 
+    fn remove(&mut self, team: &Team, first: usize, n: usize) -> Result<()> {
+        change::remove(self, team, first, n)
+    }
+
+    fn shift(&mut self, team: &Team, first: usize, n: usize, delta: i32) -> Result<()> {
+        change::shift(self, team, first, n, delta)
+    }
+
     fn cut_below(&self, n_keep: usize) -> usize {
-        n_keep.min(self.n_tokens()) / self.params.block_tokens * self.params.block_tokens
+        let n_keep = n_keep.min(self.n_tokens());
+        n_keep - self.layers[0].place(n_keep).1
     }
 
     fn truncate(&mut self, n_keep: usize) {
-        let n_blocks = n_keep / self.params.block_tokens;
+        let (n_blocks, _) = self.layers[0].place(n_keep);
         self.layers.iter_mut().for_each(|layer| layer.truncate(n_blocks));
         self.count_bytes();
     }
@@ -369,11 +385,19 @@ impl SealedTokens for LadderTokens {
         let geometry = &self.model.geometry;
         let rows = keys.chunks_mut(geometry.key_dim).zip(values.chunks_mut(geometry.value_dim));
         let mut blocks = self.layers[layer].walk();
-        for (t, (key, value)) in (first..first + n).zip(rows) {
-            let (slab, block) = blocks.find(t / self.params.block_tokens);
-            let (key_row, value_row) = slab.row(head, block, t % self.params.block_tokens);
+        let (mut number, mut token) = self.layers[layer].place(first);
+        for (key, value) in rows.take(n) {
+            let (slab, block) = blocks.find(number);
+            let (key_row, value_row) = slab.row(head, block, token);
             slab.shape.row_codec.decode(key_row, key);
             slab.shape.row_codec.decode(value_row, value);
+            if let Some(rotation) = blocks.turn() {
+                rotation.apply_centred(key, self.centre(layer, head).unwrap_or(&[]));
+            }
+            token += 1;
+            if token == slab.shape.n_tokens {
+                (number, token) = (number + 1, 0);
+            }
         }
     }
 
@@ -416,7 +440,9 @@ impl SealedTokens for LadderTokens {
             }
         }
         team.for_each_mut(plan.active(), |i, piece| {
-            route::select(piece, &log_sum[i / n_pieces * n_group..][..n_group], at);
+            let unit = i / n_pieces;
+            let sealed = self.sealed(queries.layer, unit % n_kv_heads, &none);
+            route::select(piece, &sealed, &log_sum[unit * n_group..][..n_group], at);
         });
         if let Some(budget) = limits.fetch_budget {
             let middle = layout::value_rank(&self.params, self.model.geometry.value_dim) > 0;
@@ -498,6 +524,7 @@ impl SealedTokens for LadderTokens {
         for layer in new {
             let shape = self.dense_shape(layer);
             self.layers[layer] = self.rebuilt_layer(team, layer, |slab, block| {
+                let shape = BlockShape { n_tokens: slab.shape.n_tokens, ..shape };
                 let rows = BlockRows { slab, block, first: 0 };
                 dense_block(shape, &Source { rows: &rows, layer, first: 0 })
             })?;
@@ -555,9 +582,12 @@ impl SealedTokens for LadderTokens {
             report.dense_layers = layout.dense_layers.clone();
             report.layout_without_queries = layout.without_queries;
         }
-        report.spans = self.layers[0].n_blocks() as u64;
-        let bucket = self.params.block_tokens.ilog2().min(19) as usize;
-        report.span_lengths[bucket] = report.spans;
+        let blocks = &self.layers[0];
+        report.spans = blocks.n_blocks() as u64;
+        for (slab, run) in blocks.runs(0..blocks.n_blocks()) {
+            let bucket = slab.shape.n_tokens.ilog2().min(19) as usize;
+            report.span_lengths[bucket] += run.len() as u64;
+        }
         report
     }
 }

@@ -13,6 +13,7 @@ mod attend;
 mod demote;
 mod piece;
 mod plan;
+mod remove;
 mod route;
 mod run;
 mod seal;

@@ -8,9 +8,9 @@ use super::route::Router;
 use super::run::runs;
 use super::seal::{Recipe, Source, seal_piece};
 use super::weights::{Weights, gate_mlp};
-use super::{PaperPlan, Piece, Run, demote};
+use super::{PaperPlan, Piece, Run, demote, remove};
 use crate::attend::SoftmaxState;
-use crate::error::Result;
+use crate::error::{Result, fail};
 use crate::model::Model;
 use crate::params::Params;
 use crate::pool::Team;
@@ -252,6 +252,15 @@ impl SealedTokens for PaperTokens {
     fn share(&self) -> Box<dyn SealedTokens> {
         let store = Arc::new(self.store.for_sequence());
         Box::new(Self { store, demoted: 0, ..self.clone() })
+    }
+
+    fn remove(&mut self, team: &Team, first: usize, n: usize) -> Result<()> {
+        remove::remove(self, team, first, n)
+    }
+
+    /// Norms and rank gates would have to follow the keys.
+    fn shift(&mut self, _: &Team, _: usize, _: usize, _: i32) -> Result<()> {
+        fail!(Unsupported, "routing 'paper' cannot shift sealed tokens, routing 'ladder' can")
     }
 
     fn cut_below(&self, n_keep: usize) -> usize {
