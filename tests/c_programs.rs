@@ -115,6 +115,11 @@ fn batches_take_several_sequences_and_refuse_wrong_positions() {
 }
 
 #[test]
+fn sequences_are_copied_cut_and_moved_without_touching_each_other() {
+    passes("sequences");
+}
+
+#[test]
 fn threads_have_their_own_contexts_or_are_told() {
     passes("threads");
 }

@@ -7,6 +7,7 @@ use common::{Random, Shape, dense, difference, raw_params, sealed_params, view};
 use sekv::cache::{BatchToken, Context};
 use sekv::error::Status;
 use sekv::kernels::RowCodec;
+use sekv::model::RopeKind;
 use sekv::params::{BasisCodec, DenseLayers, Params, Prefill, RoutingKind};
 
 const LAYERS: usize = 2;
@@ -24,8 +25,28 @@ const ZOOMED: f32 = 2e-4;
 #[derive(Clone)]
 struct Token {
     position: i32,
+    /// Positions that it has moved by since.
+    shift: i32,
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
+}
+
+impl Token {
+    /// A layer's keys where the token is now: RoPE of half-split pairs, base 10,000, in f64. Hosts
+    /// keep frequencies as f32.
+    fn keys(&self, layer: usize) -> Vec<f32> {
+        let mut keys = self.keys[layer].clone();
+        for key in keys.chunks_mut(DIM) {
+            for i in 0..DIM / 2 {
+                let frequency = 1e4f64.powf(-2.0 * i as f64 / DIM as f64) as f32;
+                let (sin, cos) = (f64::from(self.shift) * f64::from(frequency)).sin_cos();
+                let (x, y) = (f64::from(key[i]), f64::from(key[i + DIM / 2]));
+                key[i] = (x * cos - y * sin) as f32;
+                key[i + DIM / 2] = (x * sin + y * cos) as f32;
+            }
+        }
+        keys
+    }
 }
 
 struct World {
@@ -67,7 +88,7 @@ impl World {
         for sequences in members {
             let last = |&s: &i32| lists[s as usize].last().map_or(-1, |t| t.position);
             let position = sequences.iter().map(last).max().unwrap() + 1 + gap;
-            let token = Token { position, keys: Vec::new(), values: Vec::new() };
+            let token = Token { position, shift: 0, keys: Vec::new(), values: Vec::new() };
             sequences.iter().for_each(|&s| lists[s as usize].push(token.clone()));
             tokens.push(BatchToken { position, sequences });
         }
@@ -100,7 +121,7 @@ impl World {
             }
             for (t, sequences) in members.iter().enumerate() {
                 let list = &lists[sequences[0] as usize][..seen[t]];
-                let keys: Vec<Vec<f32>> = list.iter().map(|token| token.keys[il].clone()).collect();
+                let keys: Vec<Vec<f32>> = list.iter().map(|token| token.keys(il)).collect();
                 let values: Vec<Vec<f32>> =
                     list.iter().map(|token| token.values[il].clone()).collect();
                 for h in 0..HEADS {
@@ -141,6 +162,15 @@ impl World {
             if s < 0 || s == i as i32 {
                 list.retain(|token| !within(token, first, end));
             }
+        }
+    }
+
+    /// Moves positions `first..end` of a sequence.
+    fn shift(&mut self, s: usize, first: i32, end: i32, delta: i32) {
+        self.context.shift(s as i32, first, end, delta).unwrap();
+        for token in self.lists[s].iter_mut().filter(|token| within(token, first, end)) {
+            token.position += delta;
+            token.shift += delta;
         }
     }
 
@@ -468,4 +498,334 @@ fn removal_keeps_the_default_codecs_within_their_bound() {
         }
         println!("worst {}", world.worst);
     }
+}
+
+#[test]
+fn shifted_tokens_turn_their_keys_wherever_they_are_kept() {
+    let dense = Params { dense: DenseLayers::List(vec![1]), ..small(4) };
+    let open = Params { layout_tokens: 1000, ..small(4) };
+    for params in [small(4), sealed_params(1), sealed_params(4), dense, open] {
+        for (first, end, delta) in [
+            (0, -1, 7),     // all
+            (30, -1, 1000), // a tail that begins inside a block
+            (30, -1, 2),
+            (22, -1, 5),   // at a block's edge
+            (59, 60, 100), // the last
+            (0, 1, 0),     // by nothing
+            (9, 9, 5),     // nothing
+        ] {
+            let mut world = World::new(params.clone(), 21);
+            world.extend(0, 60);
+            world.copy(0, 1, -1, -1);
+            let what = format!("{first}..{end} by {delta}");
+            world.shift(0, first, end, delta);
+            world.check(ROUNDING, &what);
+            for s in [0, 1, 0] {
+                world.extend(s, 9);
+                world.check(ROUNDING, &what);
+            }
+            // More than 16 queries: tiles.
+            world.extend(0, 20);
+            world.check(ROUNDING, &what);
+            // Sealed tokens that have moved become residents again.
+            world.remove(0, 45, -1);
+            world.check(ROUNDING, &what);
+            world.extend(0, 30);
+            world.check(ROUNDING, &what);
+        }
+    }
+}
+
+/// What llama.cpp's hosts do when a context is full.
+#[test]
+fn the_oldest_tokens_make_room_for_new_ones_for_ever() {
+    for n_discard in [1, 5, 16] {
+        let mut world = World::new(small(4), 22);
+        world.extend(0, 40);
+        for round in 0..40 {
+            let next = world.last(0) + 1;
+            world.remove(0, 3, 3 + n_discard);
+            world.shift(0, 3 + n_discard, -1, -n_discard);
+            assert_eq!(world.last(0), next - n_discard - 1);
+            world.extend(0, n_discard as usize);
+            world.check(ROUNDING, &format!("{n_discard} round {round}"));
+        }
+    }
+}
+
+#[test]
+fn a_thousand_shifts_by_1_equal_one_by_1000() {
+    for params in [small(4), Params { n_sinks: 2, window: 3, block_tokens: 4, layout_tokens: 4, ..Params::default() }] {
+        let shifted = |delta: i32, times: usize| {
+            let mut world = World::new(params.clone(), 23);
+            world.extend(0, 50);
+            for _ in 0..times {
+                world.context.shift(0, 13, -1, delta).unwrap();
+            }
+            let (context, mut random) = (&mut world.context, Random(5));
+            let position = context.position_max(0).unwrap() + 1;
+            assert_eq!(position, 50 + delta * times as i32);
+            context.begin(&[BatchToken { position, sequences: &[0] }]).unwrap();
+            let mut k = random.normals(KV_HEADS * DIM);
+            let mut v = random.normals(KV_HEADS * DIM);
+            let mut q = random.normals(HEADS * DIM);
+            let mut out = vec![0.0; HEADS * DIM];
+            let (k, v) = (view(&mut k, DIM, KV_HEADS, 1), view(&mut v, DIM, KV_HEADS, 1));
+            context.ingest(0, &k, &v).unwrap();
+            let out_view = view(&mut out, DIM, HEADS, 1);
+            context.attend(0, &view(&mut q, DIM, HEADS, 1), None, &out_view).unwrap();
+            out
+        };
+        assert_eq!(shifted(1, 1000), shifted(1000, 1));
+        assert_ne!(shifted(1, 1000), shifted(999, 1));
+    }
+}
+
+#[test]
+fn shifts_that_would_break_the_order_of_positions_change_nothing() {
+    let mut world = World::new(small(4), 24);
+    world.extend(0, 30);
+    world.pass(&[vec![0]], 10, true);
+    world.extend(1, 5);
+    let max = i32::MAX;
+    for (first, end, delta) in [
+        (0, -1, -1),      // below 0
+        (10, -1, -11),    // below 0 and past others
+        (10, 20, -1),     // onto the one before
+        (10, 20, 1),      // onto the one after
+        (10, 20, 100),    // past all
+        (10, 30, 11),     // onto the last, behind the gap
+        (40, -1, max),    // beyond what an int holds
+        (0, -1, max),
+        (0, -1, -max - 1),
+    ] {
+        let error = world.context.shift(0, first, end, delta).unwrap_err();
+        assert_eq!(error.status, Status::Position, "{first}..{end} by {delta}: {error}");
+        assert!(error.message.contains(&format!("a shift by {delta}")), "{error}");
+        world.check(ROUNDING, "as before");
+    }
+    for s in [-1, SEQUENCES as i32] {
+        assert_eq!(world.context.shift(s, 0, -1, 1).unwrap_err().status, Status::Sequence);
+    }
+    // An empty sequence, and as far as the gap and the range of positions go.
+    world.shift(3, 0, -1, -1);
+    world.shift(0, 10, 30, 10);
+    world.shift(0, 40, -1, max - 100);
+    world.check(ROUNDING, "moved");
+}
+
+#[test]
+fn keys_without_rope_do_not_turn() {
+    let mut shape = Shape::uniform(1, 2, 1, DIM);
+    shape.rope = RopeKind::None;
+    for routing in [RoutingKind::Ladder, RoutingKind::Paper] {
+        let mut context =
+            Context::new(shape.model(), Params { routing, ..small(4) }).unwrap();
+        assert!(context.can_shift());
+        let step = |context: &mut Context, position: i32, commit: bool| {
+            let mut random = Random(position as u64 % 50);
+            context.begin(&[BatchToken { position, sequences: &[0] }]).unwrap();
+            let (mut k, mut v) = (random.normals(DIM), random.normals(DIM));
+            context.ingest(0, &view(&mut k, DIM, 1, 1), &view(&mut v, DIM, 1, 1)).unwrap();
+            let (mut q, mut out) = (random.normals(2 * DIM), vec![0.0; 2 * DIM]);
+            let (q, out_view) = (view(&mut q, DIM, 2, 1), view(&mut out, DIM, 2, 1));
+            context.attend(0, &q, None, &out_view).unwrap();
+            if commit { context.commit(None).unwrap() } else { context.abort().unwrap() }
+            out
+        };
+        for position in 0..30 {
+            step(&mut context, position, true);
+        }
+        let before = step(&mut context, 100, false);
+        context.shift(0, 5, -1, 20).unwrap();
+        assert_eq!(context.position_max(0).unwrap(), 49);
+        assert_eq!(step(&mut context, 100, false), before);
+    }
+}
+
+#[test]
+fn routing_paper_refuses_to_shift_what_is_sealed() {
+    let mut world = World::new(small_paper(), 26);
+    assert!(!world.context.can_shift());
+    world.extend(0, 60);
+    world.check(ZOOMED, "before");
+    let error = world.context.shift(0, 0, -1, 5).unwrap_err();
+    assert_eq!(error.status, Status::Unsupported, "{error}");
+    world.check(ZOOMED, "as before");
+    // Residents can.
+    let last = world.last(0);
+    world.shift(0, last, -1, 7);
+    world.check(ZOOMED, "the last");
+    for _ in 0..8 {
+        world.extend(0, 5);
+        world.check(ZOOMED, "sealed where it is now");
+    }
+}
+
+#[test]
+fn positions_are_never_divided_by_half() {
+    let mut world = World::new(small(4), 27);
+    world.extend(0, 30);
+    let context = &mut world.context;
+    assert_eq!(context.divide(0, 0, -1, 2).unwrap_err().status, Status::Unsupported);
+    assert_eq!(context.divide(0, 0, -1, 0).unwrap_err().status, Status::Argument);
+    assert_eq!(context.divide(0, 0, -1, -3).unwrap_err().status, Status::Argument);
+    assert_eq!(context.divide(-1, 0, -1, 1).unwrap_err().status, Status::Sequence);
+    context.divide(0, 0, -1, 1).unwrap();
+    context.divide(0, 7, 7, 4).unwrap();
+    context.divide(2, 0, -1, 4).unwrap();
+    world.check(ROUNDING, "as before");
+}
+
+#[test]
+fn shifts_keep_the_default_codecs_within_their_bound() {
+    let params = Params {
+        n_sinks: 2,
+        window: 16,
+        block_tokens: 16,
+        layout_tokens: 64,
+        share_threshold: 0.0,
+        ..Params::default()
+    };
+    for dense in [DenseLayers::None, DenseLayers::List(vec![1])] {
+        let mut world = World::new(Params { dense, ..params.clone() }, 28);
+        world.extend(0, 300);
+        for round in 0..12 {
+            world.remove(0, 40, 45);
+            world.shift(0, 45, -1, -5);
+            world.extend(0, 5);
+            world.check(0.05, &format!("round {round}"));
+        }
+        println!("worst {}", world.worst);
+    }
+}
+
+/// One sequence of random operations; the rows that were attended, and those of them that were
+/// sealed.
+fn random_operations(seed: u64, n_operations: usize) -> (u64, u64) {
+    let mut random = Random(seed ^ 0x5eed);
+    let paper = random.below(4) == 0;
+    let bound = if paper { ZOOMED } else { ROUNDING };
+    let params = if paper {
+        let (n_sinks, window) = (random.below(3), random.below(4));
+        Params { n_sinks, window, ..small_paper() }
+    } else {
+        let block_tokens = [1, 2, 3, 4, 4, 7, 16][random.below(7)];
+        let dense = match random.below(4) {
+            0 => DenseLayers::List(vec![1]),
+            _ => DenseLayers::None,
+        };
+        let n_sinks = random.below(3);
+        let prefill = if random.below(2) == 0 { Prefill::Exact } else { Prefill::Routed };
+        Params { n_sinks, dense, prefill, ..sealed_params(block_tokens) }
+    };
+    let mut world = World::new(params, seed);
+    let first = 10 + random.below(30);
+    world.extend(0, first);
+    for operation in 0..n_operations {
+        let s = random.below(SEQUENCES);
+        let list = &world.lists[s];
+        let end = world.last(s) + 1;
+        // Positions of a range; now and then open at one side.
+        let low = random.below(end as usize + 2) as i32 - 1;
+        let high = match random.below(3) {
+            0 => -1,
+            _ => low.max(0) + random.below(12) as i32,
+        };
+        let what;
+        match random.below(12) {
+            0..4 => {
+                let n = 1 + random.below(if random.below(4) == 0 { 20 } else { 5 });
+                let members: Vec<Vec<i32>> = (0..n)
+                    .map(|_| match random.below(6) {
+                        0 => vec![s as i32, ((s + 1) % SEQUENCES) as i32],
+                        1 => vec![((s + 2) % SEQUENCES) as i32],
+                        _ => vec![s as i32],
+                    })
+                    .collect();
+                let gap = if random.below(4) == 0 { random.below(20) as i32 } else { 0 };
+                let commit = random.below(4) > 0;
+                what = format!("pass {members:?} gap {gap} commit {commit}");
+                world.pass(&members, gap, commit);
+            }
+            4 | 5 => {
+                let s = if random.below(8) == 0 { -1 } else { s as i32 };
+                what = format!("remove {s} {low}..{high}");
+                world.remove(s, low, high);
+            }
+            6 => {
+                // A rejected draft.
+                let first = end - (random.below(6) as i32).min(end);
+                what = format!("roll back {s} to {first}");
+                world.remove(s as i32, first, -1);
+            }
+            7 | 8 => {
+                let to = random.below(SEQUENCES);
+                what = format!("copy {s} to {to} {low}..{high}");
+                if to == s || world.lists[to].is_empty() {
+                    world.copy(s, to, low, high);
+                } else {
+                    let anything = list.iter().any(|token| within(token, low, high));
+                    let result = world.context.copy(s as i32, to as i32, low, high);
+                    let status = result.err().map(|error| error.status);
+                    assert_eq!(status, anything.then_some(Status::Unsupported), "{what}");
+                }
+            }
+            9 | 10 => {
+                let delta = random.below(61) as i32 - 30;
+                what = format!("shift {s} {low}..{high} by {delta}");
+                let moved: Vec<i32> = list
+                    .iter()
+                    .map(|t| t.position + if within(t, low, high) { delta } else { 0 })
+                    .collect();
+                let in_order = moved.first().is_none_or(|&p| p >= 0)
+                    && moved.windows(2).all(|pair| pair[0] < pair[1]);
+                let positions_before: Vec<i32> = list.iter().map(|t| t.position).collect();
+                match world.context.shift(s as i32, low, high, delta) {
+                    Ok(()) => {
+                        assert!(in_order, "{what}");
+                        for t in world.lists[s].iter_mut().filter(|t| within(t, low, high)) {
+                            t.position += delta;
+                            t.shift += delta;
+                        }
+                    }
+                    Err(error) if paper && in_order => {
+                        assert_eq!(error.status, Status::Unsupported, "{what}");
+                    }
+                    Err(error) => {
+                        assert_eq!(error.status, Status::Position, "{what}: {error}");
+                        assert!(!in_order, "{what}: {positions_before:?}");
+                    }
+                }
+            }
+            _ if random.below(6) == 0 => {
+                what = format!("keep {s}");
+                world.context.keep(s as i32).unwrap();
+                (0..SEQUENCES).filter(|&i| i != s).for_each(|i| world.lists[i].clear());
+            }
+            _ => {
+                what = format!("extend {s}");
+                world.extend(s, 12);
+            }
+        }
+        world.check(bound, &format!("seed {seed}, operation {operation}: {what}"));
+    }
+    let statistics = world.context.statistics();
+    let fetched = &statistics.counters.fetched;
+    (world.attended, (fetched.mean() * fetched.count() as f64) as u64)
+}
+
+/// SEKV_OPERATIONS sets how many sequences of operations are run.
+#[test]
+fn random_operations_equal_a_plain_list() {
+    let n = std::env::var("SEKV_OPERATIONS").map_or(2000, |n| n.parse().unwrap());
+    let (mut attended, mut sealed) = (0, 0);
+    for seed in 0..n {
+        let (rows, of_them) = random_operations(seed, 12);
+        attended += rows;
+        sealed += of_them;
+    }
+    let share = sealed as f64 / attended as f64;
+    println!("{attended} rows attended over, {:.0} % of them sealed", 100.0 * share);
+    assert!(share >= 0.5, "{share}");
 }

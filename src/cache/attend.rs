@@ -2,7 +2,7 @@
 
 use super::pass::{PassSequence, Staged};
 use super::sequence::Sequence;
-use crate::attend::{ROWS_AT_ONCE, RowScratch, SoftmaxState, attend_rows};
+use crate::attend::{ROWS_AT_ONCE, RowScratch, SoftmaxState, TurnedQuery, attend_rows};
 use crate::kernels::{RowCodec, tile_attend, tile_scratch_len};
 use crate::model::Geometry;
 use crate::pool::Team;
@@ -20,6 +20,7 @@ const TILE_QUERIES: usize = 256;
 #[derive(Default)]
 pub struct UnitScratch {
     rows: RowScratch,
+    turned: TurnedQuery,
     key_bytes: Vec<u8>,
     value_bytes: Vec<u8>,
 }
@@ -79,6 +80,9 @@ impl View<'_> {
         scratch: &mut UnitScratch,
     ) {
         let residents = &self.sequence.residents;
+        if residents.is_turned() {
+            return self.turned_rows(layer, head, q, state, scratch);
+        }
         let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
         let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
         for start in (0..residents.n_rows()).step_by(ROWS_AT_ONCE) {
@@ -90,6 +94,43 @@ impl View<'_> {
             let (codec, dim) = (residents.codec(), self.geometry.key_dim);
             attend_rows(codec, dim, q, &keys[..n], &values[..n], None, state, &mut scratch.rows);
         }
+    }
+
+    /// Residents of which some have moved, in runs that have moved alike.
+    fn turned_rows(
+        &self,
+        layer: usize,
+        head: usize,
+        q: &[f32],
+        state: &mut SoftmaxState,
+        scratch: &mut UnitScratch,
+    ) {
+        let residents = &self.sequence.residents;
+        let (codec, dim) = (residents.codec(), self.geometry.key_dim);
+        let shift = |row: usize| residents.turn(row).map(|turn| turn.shift);
+        let mut start = 0;
+        while start < residents.n_rows() {
+            let alike = (start..residents.n_rows()).take_while(|&row| shift(row) == shift(start));
+            let end = start + alike.count();
+            let keys: Vec<&[u8]> =
+                (start..end).map(|row| residents.key(layer, head, row)).collect();
+            let values: Vec<&[u8]> =
+                (start..end).map(|row| residents.value(layer, head, row)).collect();
+            let UnitScratch { rows, turned, .. } = scratch;
+            match residents.turn(start) {
+                Some(rotation) => {
+                    turned.turn(rotation, self.centre(layer, head), q, state.n_group());
+                    turned.attend_rows(codec, dim, &keys, &values, state, rows);
+                }
+                None => attend_rows(codec, dim, q, &keys, &values, None, state, rows),
+            }
+            start = end;
+        }
+    }
+
+    /// What residents and sealed tokens are stored less; empty where that is nothing.
+    fn centre(&self, layer: usize, head: usize) -> &[f32] {
+        self.sequence.sealed.centre(layer, head).unwrap_or(&[])
     }
 
     /// The pass's rows 0..=last, as they came in.
@@ -188,6 +229,9 @@ impl View<'_> {
             {
                 residents.codec().decode(residents.key(layer, head, start + row), k);
                 residents.codec().decode(residents.value(layer, head, start + row), v);
+                if let Some(rotation) = residents.turn(start + row) {
+                    rotation.apply_centred(k, self.centre(layer, head));
+                }
             }
             item.attend(&keys[..n * dk], &values[..n * dv], None);
         }

@@ -1,8 +1,12 @@
 //! Tokens that a sequence keeps whole: its sinks and its window.
 
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::error::Result;
 use crate::kernels::RowCodec;
-use crate::model::Geometry;
+use crate::model::{Geometry, Rotation};
 use crate::pool::Team;
 use crate::routing::{OpenRows, SealedTokens};
 
@@ -31,6 +35,8 @@ pub struct Residents {
     first: Vec<usize>,
     key_bytes: usize,
     value_bytes: usize,
+    /// How far each row has moved since it was stored; empty where none has.
+    turns: Vec<Option<Arc<Rotation>>>,
 }
 
 impl Residents {
@@ -52,6 +58,7 @@ impl Residents {
             first,
             key_bytes: codec.row_bytes(geometry.key_dim),
             value_bytes: codec.row_bytes(geometry.value_dim),
+            turns: Vec::new(),
         }
     }
 
@@ -62,6 +69,7 @@ impl Residents {
         let mut copy = Self {
             tables: self.tables.iter().map(empty).collect(),
             first: self.first.clone(),
+            turns: self.turns.clone(),
             ..*self
         };
         copy.reserve_exactly(n_rows)?;
@@ -86,6 +94,35 @@ impl Residents {
 
     pub fn value(&self, layer: usize, head: usize, row: usize) -> &[u8] {
         &self.tables[self.first[layer] + head].values[row * self.value_bytes..][..self.value_bytes]
+    }
+
+    /// Whether any row has moved since it was stored.
+    pub fn is_turned(&self) -> bool {
+        !self.turns.is_empty()
+    }
+
+    /// How far a row has moved since it was stored.
+    pub fn turn(&self, row: usize) -> Option<&Rotation> {
+        self.turns.get(row)?.as_deref()
+    }
+
+    /// Moves rows by `delta` positions.
+    pub fn shift(&mut self, geometry: &Geometry, rows: Range<usize>, delta: i32) {
+        self.turns.resize(self.n_rows, None);
+        let mut made: HashMap<i32, Option<Arc<Rotation>>> = HashMap::new();
+        for turn in &mut self.turns[rows] {
+            let shift = turn.as_ref().map_or(0, |turn| turn.shift) + delta;
+            let new = || (shift != 0).then(|| Arc::new(Rotation::new(geometry, shift)));
+            *turn = made.entry(shift).or_insert_with(new).clone();
+        }
+        if self.turns.iter().all(Option::is_none) {
+            self.turns = Vec::new();
+        }
+    }
+
+    /// Bytes of how far each row has moved.
+    pub fn turn_bytes(&self) -> u64 {
+        (self.turns.capacity() * size_of::<Option<Arc<Rotation>>>()) as u64
     }
 
     /// Bytes held, unused capacity included.
@@ -147,6 +184,9 @@ impl Residents {
             }
         });
         self.n_rows += n;
+        if self.is_turned() {
+            self.turns.resize(self.n_rows, None);
+        }
     }
 
     /// Removes rows `first..first + n`.
@@ -156,7 +196,23 @@ impl Residents {
             table.values.drain(first * self.value_bytes..(first + n) * self.value_bytes);
         }
         self.n_rows -= n;
+        if self.is_turned() {
+            self.turns.drain(first..first + n);
+        }
     }
+}
+
+/// Centres of every layer and KV head, `[layer][KV head][key_dim]`.
+pub type Centres = Vec<Vec<Vec<f32>>>;
+
+/// What stored keys have to do with the centres.
+pub enum Stored {
+    /// There are no centres.
+    Whole,
+    /// Rows were stored whole, and are read less these.
+    BeforeCentres(Centres),
+    /// Rows were stored less these; they matter for rows that have moved.
+    LessCentres(Centres),
 }
 
 /// The residents as tokens of their sequence: sinks first, then, after the sealed tokens, the
@@ -166,8 +222,7 @@ pub struct OpenTokens<'a> {
     /// Sinks, at rows 0..n_sinks.
     pub n_sinks: usize,
     pub n_sealed: usize,
-    /// Subtracted from keys that were stored raw, `[layer][KV head][key_dim]`.
-    pub centre: Option<Vec<Vec<Vec<f32>>>>,
+    pub stored: Stored,
     /// Rows of the pass that is being committed.
     pub staged: Option<&'a super::pass::Staged>,
 }
@@ -177,8 +232,20 @@ impl OpenTokens<'_> {
         if token < self.n_sinks { token } else { token - self.n_sealed }
     }
 
-    /// The centres of a layout, copied, for rows that were stored before it.
-    pub fn centres(geometry: &Geometry, sealed: &dyn SealedTokens) -> Vec<Vec<Vec<f32>>> {
+    /// How residents that were stored with a layout stand to it: its centres, where they matter.
+    pub fn stored_with(
+        residents: &Residents,
+        geometry: &Geometry,
+        sealed: &dyn SealedTokens,
+    ) -> Stored {
+        match residents.is_turned() {
+            true => Stored::LessCentres(Self::centres(geometry, sealed)),
+            false => Stored::Whole,
+        }
+    }
+
+    /// The centres of a layout, copied.
+    pub fn centres(geometry: &Geometry, sealed: &dyn SealedTokens) -> Centres {
         let of = |il: usize, head: usize| sealed.centre(il, head).unwrap_or(&[]).to_vec();
         let layers = geometry.layers.iter().enumerate();
         layers.map(|(il, layer)| (0..layer.n_kv_heads).map(|head| of(il, head)).collect()).collect()
@@ -198,9 +265,15 @@ impl OpenRows for OpenTokens<'_> {
         }
         self.residents.codec.decode(self.residents.key(layer, head, row), key);
         self.residents.codec.decode(self.residents.value(layer, head, row), value);
-        if let Some(centre) = &self.centre {
-            for (k, c) in key.iter_mut().zip(&centre[layer][head]) {
-                *k -= c;
+        let turn = self.residents.turn(row);
+        match &self.stored {
+            Stored::Whole => turn.into_iter().for_each(|turn| turn.apply(key)),
+            Stored::BeforeCentres(centres) => {
+                turn.into_iter().for_each(|turn| turn.apply(key));
+                key.iter_mut().zip(&centres[layer][head]).for_each(|(k, c)| *k -= c);
+            }
+            Stored::LessCentres(centres) => {
+                turn.into_iter().for_each(|turn| turn.apply_centred(key, &centres[layer][head]));
             }
         }
     }
@@ -213,8 +286,10 @@ impl OpenRows for OpenTokens<'_> {
         token: usize,
     ) -> Option<(&[u8], &[u8])> {
         let row = self.row(token);
+        let as_stored = !matches!(self.stored, Stored::BeforeCentres(_))
+            && self.residents.turn(row).is_none();
         let stored =
-            row < self.residents.n_rows && self.centre.is_none() && codec == self.residents.codec;
+            row < self.residents.n_rows && as_stored && codec == self.residents.codec;
         stored
             .then(|| (self.residents.key(layer, head, row), self.residents.value(layer, head, row)))
     }

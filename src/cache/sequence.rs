@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::pass::Staged;
 use super::queries::QueryRing;
-use super::residents::{OpenTokens, Residents};
+use super::residents::{OpenTokens, Residents, Stored};
 use crate::error::{Error, Result};
 use crate::kernels::RowCodec;
-use crate::model::Model;
+use crate::model::{Model, RopeKind};
 use crate::params::Params;
 use crate::pool::Team;
 use crate::routing::{self, OpenRows, SealedTokens};
@@ -170,14 +170,14 @@ impl Sequence {
         );
         let (n_tokens, n_sinks) = (self.n_tokens(), self.n_sinks());
         let mut source =
-            OpenTokens { residents: &raw, n_sinks, n_sealed: 0, centre: None, staged: None };
+            OpenTokens { residents: &raw, n_sinks, n_sealed: 0, stored: Stored::Whole, staged: None };
         let mut committed = Committed::default();
         if let Err(e) = self.sealed.lay_out(team, &source, n_tokens, &*self.queries) {
             self.residents = raw;
             committed.seal_error = Some(e);
             return committed;
         }
-        source.centre = Some(OpenTokens::centres(geometry, &*self.sealed));
+        source.stored = Stored::BeforeCentres(OpenTokens::centres(geometry, &*self.sealed));
         let beyond = self.beyond_window(n_tokens - n_sinks);
         self.n_sinks = n_sinks;
         let surprisal = &self.surprisal[n_sinks..n_sinks + beyond];
@@ -238,7 +238,7 @@ impl Sequence {
             residents: &self.residents,
             n_sinks: self.n_sinks.min(self.residents.n_rows()),
             n_sealed: self.sealed.n_tokens(),
-            centre: None,
+            stored: OpenTokens::stored_with(&self.residents, &self.model.geometry, &*self.sealed),
             staged,
         };
         if let Err(e) = self.sealed.seal(team, &source, first, n, &self.surprisal[..first + n]) {
@@ -274,7 +274,7 @@ impl Sequence {
             residents: &self.residents,
             n_sinks,
             n_sealed: self.sealed.n_tokens(),
-            centre: None,
+            stored: OpenTokens::stored_with(&self.residents, &self.model.geometry, &*self.sealed),
             staged: None,
         };
         let result = self.sealed.review(team, &source, n_sinks, n_tokens, &*self.queries);
@@ -339,6 +339,31 @@ impl Sequence {
         Ok(())
     }
 
+    /// Moves tokens by `delta` positions, which are free. On an error nothing changes.
+    pub fn shift(&mut self, team: &Team, tokens: Range<usize>, delta: i32) -> Result<()> {
+        let model = Arc::clone(&self.model);
+        let geometry = &model.geometry;
+        // Keys without RoPE are the same at every position.
+        if geometry.rope != RopeKind::None {
+            let (n_sinks, n_sealed) = (self.n_sinks(), self.sealed.n_tokens());
+            let inside =
+                |from: usize, to: usize| tokens.start.clamp(from, to)..tokens.end.clamp(from, to);
+            let sealed = inside(n_sinks, n_sinks + n_sealed);
+            if !sealed.is_empty() {
+                self.sealed.shift(team, sealed.start - n_sinks, sealed.len(), delta)?;
+            }
+            let open = inside(n_sinks + n_sealed, self.n_tokens());
+            let rows = [inside(0, n_sinks), open.start - n_sealed..open.end - n_sealed];
+            for rows in rows.into_iter().filter(|rows| !rows.is_empty()) {
+                self.residents.shift(geometry, rows, delta);
+            }
+            // They were asked at the old positions.
+            self.queries = Arc::default();
+        }
+        self.positions[tokens].iter_mut().for_each(|position| *position += delta);
+        Ok(())
+    }
+
     /// Keeps the first `n_keep` tokens. Sealed tokens of a block that is cut become residents
     /// again.
     pub fn truncate(&mut self, team: &Team, n_keep: usize) -> Result<()> {
@@ -369,9 +394,10 @@ impl Sequence {
         Ok(())
     }
 
-    /// Bytes of positions and surprisal.
+    /// Bytes of positions and surprisal, and of how far residents have moved.
     pub fn metadata_bytes(&self) -> u64 {
-        (self.positions.capacity() * 4 + self.surprisal.capacity() * 4) as u64
+        let lists = self.positions.capacity() * 4 + self.surprisal.capacity() * 4;
+        lists as u64 + self.residents.turn_bytes()
     }
 
     pub fn metadata_bytes_of(n_tokens: usize) -> u64 {

@@ -4,6 +4,7 @@ use super::budget;
 use super::context::{Context, check_surprisal};
 use crate::error::{Result, fail};
 use crate::pool::Team;
+use crate::routing;
 
 impl Context {
     /// Removes tokens with positions in `first..end` (negative `first`: from the start; negative
@@ -74,6 +75,69 @@ impl Context {
             self.sequences[to_index] = None;
         }
         fits
+    }
+
+    /// Moves tokens with positions in `first..end` (negative: as in [`Self::remove`]) by `delta`
+    /// positions. They must land between the sequence's other tokens, where they were, at 0 or
+    /// above. On an error nothing changes.
+    pub fn shift(&mut self, id: i32, first: i32, end: i32, delta: i32) -> Result<()> {
+        self.require_no_pass("seq_add")?;
+        let index = self.sequence_index(id)?;
+        let Some(sequence) = &self.sequences[index] else { return Ok(()) };
+        let tokens = sequence.tokens_at(first, end);
+        if tokens.is_empty() || delta == 0 {
+            return Ok(());
+        }
+        let positions = &sequence.positions;
+        let (lowest, highest) = (positions[tokens.start], positions[tokens.end - 1]);
+        let [new_lowest, new_highest] = [lowest, highest].map(|p| i64::from(p) + i64::from(delta));
+        if new_lowest < 0 || new_highest > i64::from(i32::MAX) {
+            fail!(
+                Position,
+                "a shift by {delta} would bring positions {lowest} to {highest} of sequence {id} \
+                 to {new_lowest} to {new_highest}, expected 0 to {}",
+                i32::MAX
+            );
+        }
+        let before = tokens.start.checked_sub(1).map(|token| positions[token]);
+        let after = positions.get(tokens.end).copied();
+        let is_above = before.is_none_or(|before| i64::from(before) < new_lowest);
+        let is_below = after.is_none_or(|after| new_highest < i64::from(after));
+        if let Some(other) = before.filter(|_| !is_above).or(after.filter(|_| !is_below)) {
+            fail!(
+                Position,
+                "a shift by {delta} would bring positions {lowest} to {highest} of sequence {id} \
+                 to {new_lowest} to {new_highest}, onto or past its token at {other}"
+            );
+        }
+        self.with_team(|team, sequences| match &mut sequences[index] {
+            Some(sequence) => sequence.shift(team, tokens, delta),
+            None => fail!(Internal, "sequence {id} vanished"),
+        })
+    }
+
+    /// Whether [`Self::shift`] moves any token.
+    pub fn can_shift(&self) -> bool {
+        routing::can_shift(&self.model.geometry, &self.params)
+    }
+
+    /// Dividing positions is not served: every token would move by another distance, and several
+    /// would share a position. Where nothing would change it succeeds.
+    pub fn divide(&mut self, id: i32, first: i32, end: i32, divisor: i32) -> Result<()> {
+        self.require_no_pass("seq_div")?;
+        let index = self.sequence_index(id)?;
+        if divisor < 1 {
+            fail!(Argument, "the divisor is {divisor}, expected 1 or more");
+        }
+        let Some(sequence) = &self.sequences[index] else { return Ok(()) };
+        if divisor == 1 || sequence.tokens_at(first, end).is_empty() {
+            return Ok(());
+        }
+        fail!(
+            Unsupported,
+            "positions cannot be divided, by {divisor} or any other number: several tokens of \
+             sequence {id} would share a position"
+        )
     }
 
     /// Removes every token of every other sequence.

@@ -54,6 +54,77 @@ pub unsafe extern "C" fn sekv_seq_cp(
     in_context(context, |state| state.cache.copy(seq_src, seq_dst, p0, p1))
 }
 
+/// Adds delta to the positions of the tokens of a sequence with positions p0 to p1 - 1, and turns
+/// their keys accordingly (RoPE). The tokens keep their order: none may come onto or past another,
+/// or below 0. An empty range and an empty sequence are no error. Between passes only.
+///
+/// Nothing that is stored is written anew, but for at most two sealed blocks for each layer, which
+/// a range that begins or ends inside divides: a shift is remembered and applied on read, so that
+/// a thousand by 1 are one by 1,000.
+///
+/// @param seq    0 to n_seq_max - 1
+/// @param p0     negative: from the start
+/// @param p1     negative: to the end
+/// @param delta  positions, of either sign
+/// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
+///         SEKV_ERR_POSITION (a position would be below 0, above INT32_MAX, or not between those of
+///         the other tokens), SEKV_ERR_UNSUPPORTED (sealed tokens of routing PAPER),
+///         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+///
+/// Threads: the one that uses the context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sekv_seq_add(
+    context: Option<&sekv_context>,
+    seq: i32,
+    p0: i32,
+    p1: i32,
+    delta: i32,
+) -> sekv_status {
+    in_context(context, |state| state.cache.shift(seq, p0, p1, delta))
+}
+
+/// Would divide the positions of tokens of a sequence, as llama_memory_seq_div does, and is not
+/// served: tokens would share a position, and each would turn by another angle. Where it would
+/// change nothing (d = 1, an empty range, an empty sequence) it succeeds.
+///
+/// @param seq  0 to n_seq_max - 1
+/// @param p0   negative: from the start
+/// @param p1   negative: to the end
+/// @param d    1 or more
+/// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
+///         SEKV_ERR_UNSUPPORTED, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+///
+/// Threads: the one that uses the context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sekv_seq_div(
+    context: Option<&sekv_context>,
+    seq: i32,
+    p0: i32,
+    p1: i32,
+    d: i32,
+) -> sekv_status {
+    in_context(context, |state| state.cache.divide(seq, p0, p1, d))
+}
+
+/// Tells whether sekv_seq_add can move any token: with routing LADDER always, with PAPER only
+/// where keys are not rotated (SEKV_ROPE_NONE).
+///
+/// @param out  gets 1 or 0
+/// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+///
+/// Threads: the one that uses the context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sekv_can_shift(
+    context: Option<&sekv_context>,
+    out: Option<&mut MaybeUninit<i32>>,
+) -> sekv_status {
+    in_context(context, |state| {
+        let out = required(out, "out")?;
+        out.write(i32::from(state.cache.can_shift()));
+        Ok(())
+    })
+}
+
 /// Removes every token of every other sequence. Between passes only.
 ///
 /// @param seq  0 to n_seq_max - 1

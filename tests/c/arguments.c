@@ -35,6 +35,7 @@ static void null_pointers_of_contexts(void) {
     FAILS(SEKV_ERR_ARGUMENT, "out is NULL", sekv_stats(context, NULL));
     FAILS(SEKV_ERR_ARGUMENT, "out is NULL", sekv_seq_pos_min(context, 0, NULL));
     FAILS(SEKV_ERR_ARGUMENT, "out is NULL", sekv_seq_pos_max(context, 0, NULL));
+    FAILS(SEKV_ERR_ARGUMENT, "out is NULL", sekv_can_shift(context, NULL));
     OK(sekv_set_log_callback(context, NULL, NULL));
     sekv_context_free(NULL);
     sekv_plan_free(NULL);
@@ -61,6 +62,11 @@ static void null_contexts(void) {
     FAILS(SEKV_ERR_ARGUMENT, what, sekv_abort(NULL));
     FAILS(SEKV_ERR_ARGUMENT, what, sekv_surprisal(NULL, 0, 0, &value, 1));
     FAILS(SEKV_ERR_ARGUMENT, what, sekv_seq_rm(NULL, 0, 0, -1));
+    FAILS(SEKV_ERR_ARGUMENT, what, sekv_seq_cp(NULL, 0, 1, 0, -1));
+    FAILS(SEKV_ERR_ARGUMENT, what, sekv_seq_keep(NULL, 0));
+    FAILS(SEKV_ERR_ARGUMENT, what, sekv_seq_add(NULL, 0, 0, -1, 1));
+    FAILS(SEKV_ERR_ARGUMENT, what, sekv_seq_div(NULL, 0, 0, -1, 2));
+    FAILS(SEKV_ERR_ARGUMENT, what, sekv_can_shift(NULL, &pos));
     FAILS(SEKV_ERR_ARGUMENT, what, sekv_clear(NULL));
     FAILS(SEKV_ERR_ARGUMENT, what, sekv_seq_pos_min(NULL, 0, &pos));
     FAILS(SEKV_ERR_ARGUMENT, what, sekv_seq_pos_max(NULL, 0, &pos));

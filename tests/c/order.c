@@ -41,6 +41,10 @@ static void within_a_pass(void) {
     FAILS(SEKV_ERR_ORDER, "already", sekv_attend(context, 0, &q, NULL, &out));
     FAILS(SEKV_ERR_ORDER, "layer 1", sekv_commit(context, NULL));
     FAILS(SEKV_ERR_ORDER, "during a pass", sekv_seq_rm(context, 0, 0, -1));
+    FAILS(SEKV_ERR_ORDER, "during a pass", sekv_seq_cp(context, 0, 1, 0, -1));
+    FAILS(SEKV_ERR_ORDER, "during a pass", sekv_seq_keep(context, 0));
+    FAILS(SEKV_ERR_ORDER, "during a pass", sekv_seq_add(context, 0, 0, -1, 1));
+    FAILS(SEKV_ERR_ORDER, "during a pass", sekv_seq_div(context, 0, 0, -1, 1));
     FAILS(SEKV_ERR_ORDER, "during a pass", sekv_clear(context));
     FAILS(SEKV_ERR_ORDER, "during a pass", sekv_surprisal(context, 0, 0, &nats, 1));
     /* A layer need not be attended. */

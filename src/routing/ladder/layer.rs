@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Slab;
 use crate::error::Result;
 use crate::model::Rotation;
-use crate::routing::Remade;
+use crate::routing::{Counted, Remade};
 
 /// Blocks of the largest slab: what a scan reads from front to back. More would gain nothing, and
 /// a slab is copied whole when it is made or cut.
@@ -236,19 +236,28 @@ impl Layer {
     /// Lets go of slabs that nobody else holds and of which less than half is left, by copying
     /// what is left. Where there is no memory to copy to, they stay.
     pub fn compact(&mut self) {
-        let all = std::mem::take(&mut self.stretches);
-        for run in all.chunk_by(|a, b| Arc::ptr_eq(&a.slab, &b.slab)) {
-            let slab = &run[0].slab;
-            let left: usize = run.iter().map(|stretch| stretch.n_blocks).sum();
-            let is_own = Arc::strong_count(slab) == run.len();
-            for stretch in run {
-                let parted = is_own && 2 * left < slab.n_blocks;
-                match parted.then(|| stretch.part(stretch.first..stretch.end())) {
-                    Some(Ok(part)) => self.push(part, stretch.turn.clone()),
-                    _ => self.stretches.push(stretch.clone()),
-                }
+        let is_waste = |stretch: &Stretch| {
+            let (n_holders, left) = self.held(&stretch.slab);
+            Arc::strong_count(&stretch.slab) == n_holders && 2 * left < stretch.slab.n_blocks
+        };
+        let waste: Vec<bool> = self.stretches.iter().map(is_waste).collect();
+        for (stretch, _) in self.stretches.iter_mut().zip(waste).filter(|(_, waste)| *waste) {
+            if let Ok(part) = stretch.part(stretch.first..stretch.end()) {
+                (stretch.slab, stretch.start) = (part, 0);
             }
         }
+    }
+
+    /// Stretches of a slab, and their blocks in all.
+    fn held(&self, slab: &Arc<Slab>) -> (usize, usize) {
+        let of_slab = self.stretches.iter().filter(|stretch| Arc::ptr_eq(&stretch.slab, slab));
+        of_slab.fold((0, 0), |(n, blocks), stretch| (n + 1, blocks + stretch.n_blocks))
+    }
+
+    /// Blocks whose slabs were not counted before.
+    pub fn blocks_beside(&self, counted: &mut Counted) -> usize {
+        let new = self.slabs().filter(|slab| counted.is_new(slab));
+        new.map(|slab| self.held(slab).1).sum()
     }
 
     /// The layer with some blocks moved: `turn` says what becomes of how far they had moved

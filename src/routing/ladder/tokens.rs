@@ -565,8 +565,7 @@ impl SealedTokens for LadderTokens {
     fn minimum_bytes(&self, counted: &mut Counted) -> u64 {
         let mut bytes = self.layout_beside(counted);
         for (layer, blocks) in self.layers.iter().enumerate() {
-            let new = blocks.slabs().filter(|slab| counted.is_new(slab));
-            bytes += self.bytes_of_means(layer) * new.map(|slab| slab.n_blocks as u64).sum::<u64>();
+            bytes += self.bytes_of_means(layer) * blocks.blocks_beside(counted) as u64;
         }
         bytes
     }
