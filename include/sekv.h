@@ -1107,6 +1107,62 @@ sekv_status sekv_seq_cp(const struct sekv_context *context,
                         int32_t p1);
 
 /**
+ * Adds delta to the positions of the tokens of a sequence with positions p0 to p1 - 1, and turns
+ * their keys accordingly (RoPE). The tokens keep their order: none may come onto or past another,
+ * or below 0. An empty range and an empty sequence are no error. Between passes only.
+ *
+ * Nothing that is stored is written anew, but for at most two sealed blocks for each layer, which
+ * a range that begins or ends inside divides: a shift is remembered and applied on read, so that
+ * a thousand by 1 are one by 1,000.
+ *
+ * @param seq    0 to n_seq_max - 1
+ * @param p0     negative: from the start
+ * @param p1     negative: to the end
+ * @param delta  positions, of either sign
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
+ *         SEKV_ERR_POSITION (a position would be below 0, above INT32_MAX, or not between those of
+ *         the other tokens), SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_seq_add(const struct sekv_context *context,
+                         int32_t seq,
+                         int32_t p0,
+                         int32_t p1,
+                         int32_t delta);
+
+/**
+ * Would divide the positions of tokens of a sequence, as llama_memory_seq_div does, and is not
+ * served: tokens would share a position, and each would turn by another angle. Where it would
+ * change nothing (d = 1, an empty range, an empty sequence) it succeeds.
+ *
+ * @param seq  0 to n_seq_max - 1
+ * @param p0   negative: from the start
+ * @param p1   negative: to the end
+ * @param d    1 or more
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
+ *         SEKV_ERR_UNSUPPORTED, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_seq_div(const struct sekv_context *context,
+                         int32_t seq,
+                         int32_t p0,
+                         int32_t p1,
+                         int32_t d);
+
+/**
+ * Tells whether sekv_seq_add can move any token. Models for which it could not are refused when
+ * they are opened.
+ *
+ * @param out  gets 1
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_can_shift(const struct sekv_context *context, int32_t *out);
+
+/**
  * Removes every token of every other sequence. Between passes only.
  *
  * @param seq  0 to n_seq_max - 1

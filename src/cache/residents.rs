@@ -286,10 +286,9 @@ impl OpenRows for OpenTokens<'_> {
         token: usize,
     ) -> Option<(&[u8], &[u8])> {
         let row = self.row(token);
-        let as_stored = !matches!(self.stored, Stored::BeforeCentres(_))
-            && self.residents.turn(row).is_none();
-        let stored =
-            row < self.residents.n_rows && as_stored && codec == self.residents.codec;
+        let as_stored =
+            !matches!(self.stored, Stored::BeforeCentres(_)) && self.residents.turn(row).is_none();
+        let stored = row < self.residents.n_rows && as_stored && codec == self.residents.codec;
         stored
             .then(|| (self.residents.key(layer, head, row), self.residents.value(layer, head, row)))
     }

@@ -169,8 +169,13 @@ impl Sequence {
             Residents::new(geometry, self.params.resident_codec),
         );
         let (n_tokens, n_sinks) = (self.n_tokens(), self.n_sinks());
-        let mut source =
-            OpenTokens { residents: &raw, n_sinks, n_sealed: 0, stored: Stored::Whole, staged: None };
+        let mut source = OpenTokens {
+            residents: &raw,
+            n_sinks,
+            n_sealed: 0,
+            stored: Stored::Whole,
+            staged: None,
+        };
         let mut committed = Committed::default();
         if let Err(e) = self.sealed.lay_out(team, &source, n_tokens, &*self.queries) {
             self.residents = raw;

@@ -4,7 +4,6 @@ use super::budget;
 use super::context::{Context, check_surprisal};
 use crate::error::{Result, fail};
 use crate::pool::Team;
-use crate::routing;
 
 impl Context {
     /// Removes tokens with positions in `first..end` (negative `first`: from the start; negative
@@ -116,9 +115,10 @@ impl Context {
         })
     }
 
-    /// Whether [`Self::shift`] moves any token.
+    /// Whether [`Self::shift`] moves any token: every model that is served has RoPE whose angles
+    /// are linear in the position, or none.
     pub fn can_shift(&self) -> bool {
-        routing::can_shift(&self.model.geometry, &self.params)
+        true
     }
 
     /// Dividing positions is not served: every token would move by another distance, and several

@@ -68,8 +68,7 @@ pub unsafe extern "C" fn sekv_seq_cp(
 /// @param delta  positions, of either sign
 /// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
 ///         SEKV_ERR_POSITION (a position would be below 0, above INT32_MAX, or not between those of
-///         the other tokens), SEKV_ERR_UNSUPPORTED (sealed tokens of routing PAPER),
-///         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+///         the other tokens), SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
 ///
 /// Threads: the one that uses the context.
 #[unsafe(no_mangle)]
@@ -106,10 +105,10 @@ pub unsafe extern "C" fn sekv_seq_div(
     in_context(context, |state| state.cache.divide(seq, p0, p1, d))
 }
 
-/// Tells whether sekv_seq_add can move any token: with routing LADDER always, with PAPER only
-/// where keys are not rotated (SEKV_ROPE_NONE).
+/// Tells whether sekv_seq_add can move any token. Models for which it could not are refused when
+/// they are opened.
 ///
-/// @param out  gets 1 or 0
+/// @param out  gets 1
 /// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
 ///
 /// Threads: the one that uses the context.

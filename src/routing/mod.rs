@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::attend::SoftmaxState;
 use crate::error::Result;
 use crate::kernels::RowCodec;
-use crate::model::{Geometry, Model, RopeKind};
+use crate::model::Model;
 use crate::params::{Params, RoutingKind};
 use crate::pool::Team;
 use crate::store::SlowStore;
@@ -308,11 +308,6 @@ pub fn new_sequence(
         RoutingKind::Ladder => Box::new(LadderTokens::new(model, params, store)),
         RoutingKind::Paper => Box::new(PaperTokens::new(model, params, store)),
     }
-}
-
-/// Whether sealed tokens can be moved to other positions.
-pub fn can_shift(geometry: &Geometry, params: &Params) -> bool {
-    geometry.rope == RopeKind::None || params.routing == RoutingKind::Ladder
 }
 
 /// Sealed bytes, resident tokens and slow-tier bytes of one sequence of `n_tokens`.

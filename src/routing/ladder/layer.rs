@@ -59,8 +59,8 @@ impl Stretch {
         at(blocks.start)..at(blocks.end)
     }
 
-    fn name(&self) -> [usize; 3] {
-        [Arc::as_ptr(&self.slab).addr(), self.start, self.n_blocks]
+    fn name(&self) -> [usize; 4] {
+        [Arc::as_ptr(&self.slab).addr(), self.start, self.n_blocks, self.shift() as usize]
     }
 
     /// Blocks of the layer as a slab of their own.
@@ -122,7 +122,8 @@ impl Layer {
         self.stretches.iter().map(|stretch| &stretch.slab)
     }
 
-    /// Says which blocks of which slabs these are; two layers of one name are the same.
+    /// Says which blocks of which slabs these are, and how far they have moved; two layers of one
+    /// name are the same.
     pub fn name(&self) -> Vec<usize> {
         self.stretches.iter().flat_map(Stretch::name).collect()
     }

@@ -1,9 +1,7 @@
 //! Attend: whole tokens, a coarse row for each span, and the tokens of the spans that were zoomed,
 //! in one softmax.
 
-use std::sync::Arc;
-
-use super::Piece;
+use super::Placed;
 use super::plan::UnitPlan;
 use crate::attend::{ROWS_AT_ONCE, attend_rows};
 use crate::kernels::RowCodec;
@@ -12,7 +10,7 @@ use crate::zoom::rows::{coarse_bias, rebuilt_bias};
 /// The sealed tokens of one KV head.
 #[derive(Clone, Copy)]
 pub struct HeadPieces<'a> {
-    pub pieces: &'a [Arc<Piece>],
+    pub pieces: &'a [Placed],
     /// Those that have a span.
     pub spans: &'a [usize],
     pub head: usize,
@@ -36,28 +34,42 @@ fn whole(unit: &mut UnitPlan, sealed: HeadPieces, q: &[f32]) {
     let scratch = &mut unit.scratch;
     let shape = sealed.pieces[0].shape;
     let (mut keys, mut values) = (Vec::new(), Vec::new());
-    let mut tokens =
-        sealed.pieces.iter().flat_map(|piece| (0..piece.shape.n_whole).map(move |t| (piece, t)));
-    loop {
-        keys.clear();
-        values.clear();
-        for (piece, token) in tokens.by_ref().take(ROWS_AT_ONCE) {
-            keys.push(piece.whole_key(sealed.head, token));
-            values.push(piece.whole_value(sealed.head, token));
+    for alike in sealed.pieces.chunk_by(|a, b| a.shift() == b.shift()) {
+        let q = turned(&alike[0], q, &mut scratch.turned);
+        let mut tokens =
+            alike.iter().flat_map(|piece| (0..piece.shape.n_whole).map(move |t| (piece, t)));
+        loop {
+            keys.clear();
+            values.clear();
+            for (piece, token) in tokens.by_ref().take(ROWS_AT_ONCE) {
+                keys.push(piece.whole_key(sealed.head, token));
+                values.push(piece.whole_value(sealed.head, token));
+            }
+            if keys.is_empty() {
+                break;
+            }
+            let (state, rows) = (&mut scratch.state, &mut scratch.rows);
+            attend_rows(shape.whole_codec, shape.key_dim, q, &keys, &values, None, state, rows);
         }
-        if keys.is_empty() {
-            return;
-        }
-        let (state, rows) = (&mut scratch.state, &mut scratch.rows);
-        attend_rows(shape.whole_codec, shape.key_dim, q, &keys, &values, None, state, rows);
     }
+}
+
+/// The group's queries as the piece's rows see them. Keys are not centred, so nothing is added.
+fn turned<'a>(piece: &Placed, q: &'a [f32], room: &'a mut Vec<f32>) -> &'a [f32] {
+    let Some(rotation) = piece.rotation() else { return q };
+    room.clear();
+    room.extend_from_slice(q);
+    room.chunks_exact_mut(piece.shape.key_dim).for_each(|q| rotation.undo(q));
+    room
 }
 
 fn coarse(unit: &mut UnitPlan, sealed: HeadPieces, q: &[f32], n_group: usize) {
     let scratch = &mut unit.scratch;
     let shape = sealed.pieces[0].shape;
-    for (chunk, spans) in sealed.spans.chunks(ROWS_AT_ONCE).enumerate() {
-        let first = chunk * ROWS_AT_ONCE;
+    let shift = |span: &usize| sealed.pieces[*span].shift();
+    let alike = sealed.spans.chunk_by(|a, b| shift(a) == shift(b));
+    let mut first = 0;
+    for spans in alike.flat_map(|spans| spans.chunks(ROWS_AT_ONCE)) {
         let pieces = || spans.iter().map(|&i| &sealed.pieces[i]);
         let keys: Vec<&[u8]> = pieces().map(|piece| piece.mean_key(sealed.head)).collect();
         let values: Vec<&[u8]> = pieces().map(|piece| piece.mean_value(sealed.head)).collect();
@@ -68,8 +80,10 @@ fn coarse(unit: &mut UnitPlan, sealed: HeadPieces, q: &[f32], n_group: usize) {
                 coarse_bias(piece.shape.n_span, zooms)
             }));
         }
+        let q = turned(&sealed.pieces[spans[0]], q, &mut scratch.turned);
         let (state, rows, bias) = (&mut scratch.state, &mut scratch.rows, Some(&scratch.bias[..]));
         attend_rows(shape.mean_codec, shape.key_dim, q, &keys, &values, bias, state, rows);
+        first += spans.len();
     }
 }
 
@@ -101,6 +115,7 @@ fn rebuilt(unit: &mut UnitPlan, sealed: HeadPieces, span: usize, q: &[f32], n_gr
         keys.extend(scratch.key_bytes.chunks_exact(codec.row_bytes(shape.key_dim)));
         values.extend(scratch.value_bytes.chunks_exact(codec.row_bytes(shape.value_dim)));
     }
+    let q = turned(piece, q, &mut scratch.turned);
     let (state, rows, bias) = (&mut scratch.state, &mut scratch.rows, Some(&scratch.bias[..]));
     attend_rows(codec, shape.key_dim, q, &keys, &values, bias, state, rows);
 }

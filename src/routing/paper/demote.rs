@@ -4,10 +4,8 @@
 //! lowest surprisal are demoted, as many as it takes: the tokens between the anchors that are left
 //! become one span (or even pieces of at most l_max), sealed anew from what is kept of them.
 
-use std::sync::Arc;
-
 use super::run::runs;
-use super::{PaperTokens, Piece, Run};
+use super::{PaperTokens, Placed, Run};
 use crate::error::Result;
 use crate::kernels::RowCodec;
 use crate::pool::Team;
@@ -97,13 +95,13 @@ fn replace(tokens: &mut PaperTokens, team: &Team, wanted: Vec<Run>) -> Result<()
     let surprisal = |token: usize| tokens.surprisal[token];
     let made = tokens.make_pieces(team, &SealedRows(tokens), 0, &changed, surprisal)?;
     let n_layers = tokens.layers.len();
-    let mut layers: Vec<Vec<Arc<Piece>>> = Vec::new();
+    let mut layers: Vec<Vec<Placed>> = Vec::new();
     for layer in 0..n_layers {
         let mut new = made.iter().skip(layer).step_by(n_layers);
         let old = &tokens.layers[layer];
         let pieces = kept.iter().map(|kept| match kept {
-            Some(index) => Some(Arc::clone(&old[*index])),
-            None => new.next().map(Arc::clone),
+            Some(index) => Some(old[*index].clone()),
+            None => new.next().cloned(),
         });
         layers.push(pieces.flatten().collect());
     }
@@ -133,6 +131,8 @@ impl OpenRows for SealedRows<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::model::{Model, ModelParams};
     use crate::params::{Params, RoutingKind};

@@ -12,11 +12,13 @@
 mod attend;
 mod demote;
 mod piece;
+mod placed;
 mod plan;
 mod remove;
 mod route;
 mod run;
 mod seal;
+mod shift;
 mod sizes;
 mod tokens;
 mod weights;
@@ -24,5 +26,6 @@ mod weights;
 pub use tokens::PaperTokens;
 
 use piece::Piece;
+use placed::Placed;
 use plan::PaperPlan;
 use run::Run;

@@ -23,6 +23,8 @@ pub struct UnitScratch {
     pub folded: Vec<f32>,
     /// Products of folded queries and mean keys, `[n_group][spans]`.
     pub products: Vec<f32>,
+    /// Queries turned back for pieces that have moved.
+    pub turned: Vec<f32>,
     pub keys: Vec<f32>,
     pub values: Vec<f32>,
     pub key_bytes: Vec<u8>,

@@ -3,9 +3,7 @@
 //! Runs that go whole are left out. A run of which some tokens stay is sealed anew from what is
 //! kept of those: its span, where it is still long enough for one, else whole tokens.
 
-use std::sync::Arc;
-
-use super::{PaperTokens, Piece, Run};
+use super::{PaperTokens, Placed, Run};
 use crate::error::Result;
 use crate::kernels::RowCodec;
 use crate::pool::Team;
@@ -44,10 +42,10 @@ pub fn remove(tokens: &mut PaperTokens, team: &Team, first: usize, n: usize) -> 
     let layers = tokens.layers.iter().enumerate().map(|(layer, old)| {
         let mut new = made.iter().skip(layer).step_by(n_layers);
         let pieces = runs.iter().map(|(_, index)| match index {
-            Some(index) => Some(Arc::clone(&old[*index])),
-            None => new.next().map(Arc::clone),
+            Some(index) => Some(old[*index].clone()),
+            None => new.next().cloned(),
         });
-        pieces.flatten().collect::<Vec<Arc<Piece>>>()
+        pieces.flatten().collect::<Vec<Placed>>()
     });
     tokens.layers = layers.collect();
     tokens.runs = runs.into_iter().map(|(run, _)| run).collect();

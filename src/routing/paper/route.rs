@@ -1,8 +1,6 @@
 //! Route: the gate of every span for every query head, and the spans that each head zooms.
 
-use std::sync::Arc;
-
-use super::Piece;
+use super::Placed;
 use super::plan::UnitPlan;
 use crate::kernels::row_scores;
 use crate::summary::{Projection, relevance};
@@ -10,7 +8,7 @@ use crate::zoom::budget::{Candidate, select, union};
 
 /// What all units of one layer route by.
 pub struct Router<'a> {
-    pub pieces: &'a [Arc<Piece>],
+    pub pieces: &'a [Placed],
     /// Those that have a span.
     pub spans: &'a [usize],
     pub projection: Projection<'a>,
@@ -37,6 +35,15 @@ impl Router<'_> {
             self.spans.iter().map(|&i| self.pieces[i].mean_key(kv_head)).collect();
         let (codec, folded) = (shape.mean_codec, &scratch.folded);
         row_scores(codec, key_dim, folded, n_group, &means, &mut scratch.products, n_spans);
+        for (span, &piece) in self.spans.iter().enumerate() {
+            // folded . R k = (R^-1 folded) . k
+            let Some(rotation) = self.pieces[piece].rotation() else { continue };
+            scratch.turned.clear();
+            scratch.turned.extend_from_slice(&scratch.folded);
+            scratch.turned.chunks_exact_mut(key_dim).for_each(|folded| rotation.undo(folded));
+            let (folded, out) = (&scratch.turned, &mut scratch.products[span..]);
+            row_scores(codec, key_dim, folded, n_group, &means[span..=span], out, n_spans);
+        }
 
         // The rows that a head attends even if it zooms nothing are not counted against the fetch
         // budget: it is the paper's budget less residents and compressed spans. So a budget holds
@@ -47,7 +54,7 @@ impl Router<'_> {
             let candidate = |(&piece, &product): (&usize, &f32)| {
                 let piece = &self.pieces[piece];
                 let tokens = piece.shape.n_span;
-                let gate = relevance(product, piece.norm(query_head), tokens);
+                let gate = relevance(product, piece.routing_norm(query_head), tokens);
                 Candidate { gate, tokens }
             };
             let candidates: Vec<Candidate> =

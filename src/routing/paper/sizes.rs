@@ -16,7 +16,7 @@ impl PaperTokens {
 
     pub(super) fn bytes_beside(&self, counted: &mut Counted) -> SealedBytes {
         let mut bytes = SealedBytes { metadata: self.token_metadata(), ..Default::default() };
-        for piece in self.layers.iter().flatten().filter(|piece| counted.is_new(piece)) {
+        for piece in self.layers.iter().flatten().filter(|placed| counted.is_new(&placed.piece)) {
             add(&mut bytes, piece_bytes(&piece.shape, piece.slow_bytes()), 1);
         }
         bytes

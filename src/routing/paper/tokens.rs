@@ -8,9 +8,9 @@ use super::route::Router;
 use super::run::runs;
 use super::seal::{Recipe, Source, seal_piece};
 use super::weights::{Weights, gate_mlp};
-use super::{PaperPlan, Piece, Run, demote, remove};
+use super::{PaperPlan, Piece, Placed, Run, demote, remove, shift};
 use crate::attend::SoftmaxState;
-use crate::error::{Result, fail};
+use crate::error::Result;
 use crate::model::Model;
 use crate::params::Params;
 use crate::pool::Team;
@@ -30,7 +30,7 @@ pub struct PaperTokens {
     weights: Option<Weights>,
     pub(super) runs: Vec<Run>,
     /// `[layer][run]`
-    pub(super) layers: Vec<Vec<Arc<Piece>>>,
+    pub(super) layers: Vec<Vec<Placed>>,
     /// Of the sealed tokens, in nats; NaN where it is unknown.
     pub(super) surprisal: Vec<f32>,
     /// Sealed tokens that are anchors, ascending.
@@ -84,7 +84,7 @@ impl PaperTokens {
         first: usize,
         runs: &[Run],
         surprisal: impl Fn(usize) -> f32 + Sync,
-    ) -> Result<Vec<Arc<Piece>>> {
+    ) -> Result<Vec<Placed>> {
         let n_layers = self.layers.len();
         let weights_of = |run: &Run| {
             let tokens = run.span_first()..run.end();
@@ -103,10 +103,10 @@ impl PaperTokens {
             };
             *out = Some(make());
         });
-        made.into_iter().flatten().map(|piece| piece.map(Arc::new)).collect()
+        made.into_iter().flatten().map(|piece| piece.map(Placed::new)).collect()
     }
 
-    fn recipe(&self, layer: usize) -> Result<Recipe<'_>> {
+    pub(super) fn recipe(&self, layer: usize) -> Result<Recipe<'_>> {
         let Some(weights) = &self.weights else {
             crate::error::fail!(Internal, "tokens were to be sealed before there was a layout");
         };
@@ -119,11 +119,11 @@ impl PaperTokens {
     }
 
     /// The run that a sealed token belongs to.
-    fn run_of(&self, token: usize) -> usize {
+    pub(super) fn run_of(&self, token: usize) -> usize {
         self.runs.partition_point(|run| run.end() <= token)
     }
 
-    /// Encoded key and value of a token that is kept whole.
+    /// Encoded key and value of a token that is kept whole and has not moved.
     pub(super) fn whole_row(
         &self,
         layer: usize,
@@ -133,7 +133,7 @@ impl PaperTokens {
         let index = self.run_of(token);
         let offset = token - self.runs.get(index)?.first;
         let piece = &self.layers[layer][index];
-        (offset < piece.shape.n_whole)
+        (offset < piece.shape.n_whole && piece.shift() == 0)
             .then(|| (piece.whole_key(head, offset), piece.whole_value(head, offset)))
     }
 
@@ -258,9 +258,8 @@ impl SealedTokens for PaperTokens {
         remove::remove(self, team, first, n)
     }
 
-    /// Norms and rank gates would have to follow the keys.
-    fn shift(&mut self, _: &Team, _: usize, _: usize, _: i32) -> Result<()> {
-        fail!(Unsupported, "routing 'paper' cannot shift sealed tokens, routing 'ladder' can")
+    fn shift(&mut self, team: &Team, first: usize, n: usize, delta: i32) -> Result<()> {
+        shift::shift(self, team, first, n, delta)
     }
 
     fn cut_below(&self, n_keep: usize) -> usize {
@@ -299,7 +298,9 @@ impl SealedTokens for PaperTokens {
             for token in first.max(run.first)..end.min(run.span_first()) {
                 let (offset, at) = (token - run.first, token - first);
                 let codec = piece.shape.whole_codec;
-                codec.decode(piece.whole_key(head, offset), &mut keys[at * dk..][..dk]);
+                let key = &mut keys[at * dk..][..dk];
+                codec.decode(piece.whole_key(head, offset), key);
+                piece.turn(key);
                 codec.decode(piece.whole_value(head, offset), &mut values[at * dv..][..dv]);
             }
             let tokens = first.max(run.span_first())..end.min(run.end());
@@ -308,7 +309,7 @@ impl SealedTokens for PaperTokens {
                 let tokens = tokens.start - run.span_first()..tokens.end - run.span_first();
                 let keys = &mut keys[at * dk..(at + len) * dk];
                 let values = &mut values[at * dv..(at + len) * dv];
-                piece.read_span(head, tokens, false, keys, values);
+                piece.read_span_here(head, tokens, false, keys, values);
             }
         }
     }
