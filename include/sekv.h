@@ -576,7 +576,7 @@ typedef struct sekv_attend_opts {
 } sekv_attend_opts;
 
 /**
- * Bytes by tier and kind.
+ * Bytes by tier and kind. What copies of a sequence share counts once.
  */
 typedef struct sekv_memory {
   /**
@@ -617,7 +617,7 @@ typedef struct sekv_memory {
    */
   uint64_t fast_metadata_bytes;
   /**
-   * What a full f16 cache of the same tokens would take.
+   * What a full f16 cache of the same tokens would take, each sequence's by itself.
    */
   uint64_t full_f16_bytes;
   /**

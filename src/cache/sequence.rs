@@ -1,6 +1,7 @@
 //! One sequence: its tokens' positions, the residents, and what is sealed.
 
-use std::ops::Range;
+mod operations;
+
 use std::sync::Arc;
 
 use super::pass::Staged;
@@ -8,7 +9,7 @@ use super::queries::QueryRing;
 use super::residents::{OpenTokens, Residents, Stored};
 use crate::error::{Error, Result};
 use crate::kernels::RowCodec;
-use crate::model::{Model, RopeKind};
+use crate::model::Model;
 use crate::params::Params;
 use crate::pool::Team;
 use crate::routing::{self, OpenRows, SealedTokens};
@@ -69,16 +70,6 @@ impl Sequence {
 
     pub fn last_position(&self) -> Option<i32> {
         self.positions.last().copied()
-    }
-
-    /// Tokens with positions in `first..end`; negative: from the start, to the end.
-    pub fn tokens_at(&self, first: i32, end: i32) -> Range<usize> {
-        let start = self.positions.partition_point(|&p| p < first);
-        let end = match end {
-            ..0 => self.n_tokens(),
-            end => self.positions.partition_point(|&p| p < end),
-        };
-        start..end.max(start)
     }
 
     /// Sinks held: the first tokens, never sealed.
@@ -287,116 +278,9 @@ impl Sequence {
         result
     }
 
-    /// A copy, which shares what is sealed. A prompt that is copied has ended: what its end settles
-    /// is settled once, before, and serves all copies.
-    pub fn copy(&mut self, team: &Team) -> Result<Self> {
-        self.end_prompt(team)?;
-        let n_metadata = self.n_tokens().next_multiple_of(METADATA_STEP);
-        let (mut positions, mut surprisal) = (Vec::new(), Vec::new());
-        positions.try_reserve_exact(n_metadata)?;
-        positions.extend_from_slice(&self.positions);
-        surprisal.try_reserve_exact(n_metadata)?;
-        surprisal.extend_from_slice(&self.surprisal);
-        Ok(Self {
-            model: Arc::clone(&self.model),
-            params: Arc::clone(&self.params),
-            positions,
-            surprisal,
-            residents: self.residents.copy(Self::rows_to_reserve(self.residents.n_rows()))?,
-            n_sinks: self.n_sinks,
-            sealed: self.sealed.share(),
-            queries: Arc::clone(&self.queries),
-            settled: self.settled,
-            in_prompt: self.in_prompt,
-        })
-    }
-
     fn settle(&mut self) {
         self.settled = true;
         self.queries = Arc::default();
-    }
-
-    /// Removes tokens. On an error nothing changes.
-    pub fn remove(&mut self, team: &Team, tokens: Range<usize>) -> Result<()> {
-        if tokens.is_empty() {
-            return Ok(());
-        }
-        if tokens.end == self.n_tokens() {
-            return self.truncate(team, tokens.start);
-        }
-        let (n_sinks, n_sealed) = (self.n_sinks(), self.sealed.n_tokens());
-        let sealed = n_sinks..n_sinks + n_sealed;
-        let inside =
-            |from: usize, to: usize| tokens.start.clamp(from, to)..tokens.end.clamp(from, to);
-        let gone = inside(sealed.start, sealed.end);
-        if !gone.is_empty() {
-            self.sealed.remove(team, gone.start - n_sinks, gone.len())?;
-        }
-        let open = inside(sealed.end, self.n_tokens());
-        self.residents.remove(open.start - n_sealed, open.len());
-        let sinks = inside(0, n_sinks);
-        self.residents.remove(sinks.start, sinks.len());
-        self.n_sinks = n_sinks - sinks.len();
-        self.positions.drain(tokens.clone());
-        self.surprisal.drain(tokens);
-        // Those that are held go by their tokens' numbers.
-        self.queries = Arc::default();
-        Ok(())
-    }
-
-    /// Moves tokens by `delta` positions, which are free. On an error nothing changes.
-    pub fn shift(&mut self, team: &Team, tokens: Range<usize>, delta: i32) -> Result<()> {
-        let model = Arc::clone(&self.model);
-        let geometry = &model.geometry;
-        // Keys without RoPE are the same at every position.
-        if geometry.rope != RopeKind::None {
-            let (n_sinks, n_sealed) = (self.n_sinks(), self.sealed.n_tokens());
-            let inside =
-                |from: usize, to: usize| tokens.start.clamp(from, to)..tokens.end.clamp(from, to);
-            let sealed = inside(n_sinks, n_sinks + n_sealed);
-            if !sealed.is_empty() {
-                self.sealed.shift(team, sealed.start - n_sinks, sealed.len(), delta)?;
-            }
-            let open = inside(n_sinks + n_sealed, self.n_tokens());
-            let rows = [inside(0, n_sinks), open.start - n_sealed..open.end - n_sealed];
-            for rows in rows.into_iter().filter(|rows| !rows.is_empty()) {
-                self.residents.shift(geometry, rows, delta);
-            }
-            // They were asked at the old positions.
-            self.queries = Arc::default();
-        }
-        self.positions[tokens].iter_mut().for_each(|position| *position += delta);
-        Ok(())
-    }
-
-    /// Keeps the first `n_keep` tokens. Sealed tokens of a block that is cut become residents
-    /// again.
-    pub fn truncate(&mut self, team: &Team, n_keep: usize) -> Result<()> {
-        let model = Arc::clone(&self.model);
-        let geometry = &model.geometry;
-        let (n_sinks, n_sealed) = (self.n_sinks(), self.sealed.n_tokens());
-        if n_keep >= n_sinks + n_sealed {
-            let rows = n_keep - n_sealed;
-            self.residents.remove(rows, self.residents.n_rows() - rows);
-        } else if n_keep < n_sinks {
-            self.residents.remove(n_keep, self.residents.n_rows() - n_keep);
-            self.sealed.truncate(0);
-        } else {
-            let kept_sealed = self.sealed.cut_below(n_keep - n_sinks);
-            let n_reopened = n_keep - n_sinks - kept_sealed;
-            let n_rows = Self::rows_to_reserve(n_sinks + n_reopened);
-            self.residents.reserve_exactly(n_rows.max(self.residents.n_rows()))?;
-            self.residents.remove(n_sinks, self.residents.n_rows() - n_sinks);
-            let source = SealedRows { sealed: &*self.sealed, n_sinks };
-            self.residents.append(team, geometry, &source, n_sinks + kept_sealed, n_reopened);
-            self.sealed.truncate(kept_sealed);
-        }
-        self.positions.truncate(n_keep);
-        self.surprisal.truncate(n_keep);
-        if self.queries.reach_beyond(n_keep) {
-            Arc::make_mut(&mut self.queries).truncate(n_keep);
-        }
-        Ok(())
     }
 
     /// Bytes of positions and surprisal, and of how far residents have moved.
@@ -445,22 +329,6 @@ impl OpenRows for StagedRows<'_> {
     fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
         key.copy_from_slice(self.staged.key(layer, head, token - self.first));
         value.copy_from_slice(self.staged.value(layer, head, token - self.first));
-    }
-
-    fn encoded(&self, _: RowCodec, _: usize, _: usize, _: usize) -> Option<(&[u8], &[u8])> {
-        None
-    }
-}
-
-/// Sealed tokens, read back.
-struct SealedRows<'a> {
-    sealed: &'a dyn SealedTokens,
-    n_sinks: usize,
-}
-
-impl OpenRows for SealedRows<'_> {
-    fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
-        self.sealed.read(layer, head, token - self.n_sinks, 1, key, value);
     }
 
     fn encoded(&self, _: RowCodec, _: usize, _: usize, _: usize) -> Option<(&[u8], &[u8])> {

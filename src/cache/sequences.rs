@@ -8,7 +8,7 @@ use crate::pool::Team;
 impl Context {
     /// Removes tokens with positions in `first..end` (negative `first`: from the start; negative
     /// `end`: to the end) from a sequence, or from all where `id` is negative. An empty range
-    /// removes nothing. On an error some of several sequences may have been done.
+    /// removes nothing. On an error nothing changes.
     pub fn remove(&mut self, id: i32, first: i32, end: i32) -> Result<()> {
         self.require_no_pass("seq_rm")?;
         let indices = if id < 0 {
@@ -27,12 +27,17 @@ impl Context {
             cuts.push((index, tokens));
         }
         self.with_team(|team: &Team, sequences| {
+            let mut removals = Vec::with_capacity(cuts.len());
             for (index, tokens) in cuts {
                 let Some(sequence) = &mut sequences[index] else { continue };
-                if tokens.len() == sequence.n_tokens() {
-                    sequences[index] = None;
-                } else {
-                    sequence.remove(team, tokens)?;
+                let is_whole = tokens.len() == sequence.n_tokens();
+                let removal = (!is_whole).then(|| sequence.prepare_removal(team, tokens));
+                removals.push((index, removal.transpose()?));
+            }
+            for (index, removal) in removals {
+                match (&mut sequences[index], removal) {
+                    (Some(sequence), Some(removal)) => sequence.remove(team, removal),
+                    (sequence, _) => *sequence = None,
                 }
             }
             Ok(())
@@ -62,8 +67,12 @@ impl Context {
         let copy = self.with_team(|team, sequences| match &mut sequences[from_index] {
             Some(source) => {
                 let mut copy = source.copy(team)?;
-                copy.remove(team, tokens.end..copy.n_tokens())?;
-                copy.remove(team, 0..tokens.start)?;
+                for gone in [tokens.end..copy.n_tokens(), 0..tokens.start] {
+                    if !gone.is_empty() {
+                        let removal = copy.prepare_removal(team, gone)?;
+                        copy.remove(team, removal);
+                    }
+                }
                 Ok(copy)
             }
             None => fail!(Internal, "sequence {from} vanished"),

@@ -9,7 +9,7 @@ use super::status::sekv_status;
 use crate::cache::{self, Memory, Statistics, Times};
 use crate::error::fail;
 
-/// Bytes by tier and kind.
+/// Bytes by tier and kind. What copies of a sequence share counts once.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct sekv_memory {
@@ -32,7 +32,7 @@ pub struct sekv_memory {
     pub fast_layout_bytes: u64,
     /// Positions, surprisal, block headers and lists.
     pub fast_metadata_bytes: u64,
-    /// What a full f16 cache of the same tokens would take.
+    /// What a full f16 cache of the same tokens would take, each sequence's by itself.
     pub full_f16_bytes: u64,
     /// 0. The struct is part of sekv_statistics, so its size never changes.
     pub reserved: [u64; 5],

@@ -223,11 +223,17 @@ pub trait SealedTokens: Send + Sync {
     /// side does later the other does not see.
     fn share(&self) -> Box<dyn SealedTokens>;
 
-    /// Forgets sealed tokens `first..first + n`, which may be any. On an error nothing changes.
-    fn remove(&mut self, team: &Team, first: usize, n: usize) -> Result<()>;
+    /// The same without sealed tokens `first..first + n`, which may be any.
+    fn without(&self, team: &Team, first: usize, n: usize) -> Result<Box<dyn SealedTokens>>;
 
-    /// Moves sealed tokens `first..first + n` by `delta` positions. On an error nothing changes.
-    fn shift(&mut self, team: &Team, first: usize, n: usize, delta: i32) -> Result<()>;
+    /// The same with sealed tokens `first..first + n` moved by `delta` positions.
+    fn shifted(
+        &self,
+        team: &Team,
+        first: usize,
+        n: usize,
+        delta: i32,
+    ) -> Result<Box<dyn SealedTokens>>;
 
     /// The largest number of sealed tokens up to `n_keep` at which the sequence can be cut.
     fn cut_below(&self, n_keep: usize) -> usize;

@@ -21,8 +21,8 @@ use crate::routing::OpenRows;
 /// Some tokens of a block.
 type Part = (usize, Range<usize>);
 
-/// Forgets tokens `first..first + n`.
-pub fn remove(tokens: &mut LadderTokens, team: &Team, first: usize, n: usize) -> Result<()> {
+/// The tokens without `first..first + n`.
+pub fn without(tokens: &LadderTokens, team: &Team, first: usize, n: usize) -> Result<LadderTokens> {
     let (from, to) = (tokens.layers[0].place(first), tokens.layers[0].place(first + n));
     let mut kept: Vec<Part> = Vec::new();
     if from.1 > 0 {
@@ -42,20 +42,23 @@ pub fn remove(tokens: &mut LadderTokens, team: &Team, first: usize, n: usize) ->
         true => vec![kept],
         false => kept.into_iter().map(|part| vec![part]).collect(),
     };
-    exchange(tokens, team, touched, &new)?;
-    tokens.layers.iter_mut().for_each(Layer::compact);
-    tokens.count_bytes();
-    Ok(())
+    let mut changed = tokens.clone();
+    exchange(&mut changed, team, touched, &new)?;
+    for (layer, before) in changed.layers.iter_mut().zip(&tokens.layers) {
+        layer.compact(before);
+    }
+    changed.count_bytes();
+    Ok(changed)
 }
 
-/// Moves tokens `first..first + n` by `delta` positions.
-pub fn shift(
-    tokens: &mut LadderTokens,
+/// The tokens with `first..first + n` moved by `delta` positions.
+pub fn shifted(
+    tokens: &LadderTokens,
     team: &Team,
     first: usize,
     n: usize,
     delta: i32,
-) -> Result<()> {
+) -> Result<LadderTokens> {
     let mut changed = tokens.clone();
     divide(&mut changed, team, first)?;
     divide(&mut changed, team, first + n)?;
@@ -69,8 +72,7 @@ pub fn shift(
             turns.entry(shift).or_insert_with(new).clone()
         });
     }
-    *tokens = changed;
-    Ok(())
+    Ok(changed)
 }
 
 /// Sees to it that a block begins at a token.

@@ -234,12 +234,15 @@ impl Layer {
         }
     }
 
-    /// Lets go of slabs that nobody else holds and of which less than half is left, by copying
-    /// what is left. Where there is no memory to copy to, they stay.
-    pub fn compact(&mut self) {
+    /// Lets go of slabs that nobody else holds, but the layer that this one replaces, and of which
+    /// less than half is left, by copying what is left. Where there is no memory to copy to, they
+    /// stay.
+    pub fn compact(&mut self, before: &Self) {
         let is_waste = |stretch: &Stretch| {
             let (n_holders, left) = self.held(&stretch.slab);
-            Arc::strong_count(&stretch.slab) == n_holders && 2 * left < stretch.slab.n_blocks
+            let is_own =
+                Arc::strong_count(&stretch.slab) == n_holders + before.held(&stretch.slab).0;
+            is_own && 2 * left < stretch.slab.n_blocks
         };
         let waste: Vec<bool> = self.stretches.iter().map(is_waste).collect();
         for (stretch, _) in self.stretches.iter_mut().zip(waste).filter(|(_, waste)| *waste) {

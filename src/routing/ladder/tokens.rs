@@ -354,12 +354,18 @@ impl SealedTokens for LadderTokens {
         Box::new(Self { store, repacked_blocks: 0, ..self.clone() })
     }
 
-    fn remove(&mut self, team: &Team, first: usize, n: usize) -> Result<()> {
-        change::remove(self, team, first, n)
+    fn without(&self, team: &Team, first: usize, n: usize) -> Result<Box<dyn SealedTokens>> {
+        Ok(Box::new(change::without(self, team, first, n)?))
     }
 
-    fn shift(&mut self, team: &Team, first: usize, n: usize, delta: i32) -> Result<()> {
-        change::shift(self, team, first, n, delta)
+    fn shifted(
+        &self,
+        team: &Team,
+        first: usize,
+        n: usize,
+        delta: i32,
+    ) -> Result<Box<dyn SealedTokens>> {
+        Ok(Box::new(change::shifted(self, team, first, n, delta)?))
     }
 
     fn cut_below(&self, n_keep: usize) -> usize {

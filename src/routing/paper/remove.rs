@@ -9,8 +9,8 @@ use crate::kernels::RowCodec;
 use crate::pool::Team;
 use crate::routing::{OpenRows, SealedTokens};
 
-/// Forgets tokens `first..first + n`. On an error nothing changes.
-pub fn remove(tokens: &mut PaperTokens, team: &Team, first: usize, n: usize) -> Result<()> {
+/// The tokens without `first..first + n`.
+pub fn without(tokens: &PaperTokens, team: &Team, first: usize, n: usize) -> Result<PaperTokens> {
     let end = first + n;
     let left = |from: usize, to: usize| {
         let gone = to.min(end).saturating_sub(from.max(first));
@@ -47,14 +47,16 @@ pub fn remove(tokens: &mut PaperTokens, team: &Team, first: usize, n: usize) -> 
         });
         pieces.flatten().collect::<Vec<Placed>>()
     });
-    tokens.layers = layers.collect();
-    tokens.runs = runs.into_iter().map(|(run, _)| run).collect();
-    tokens.surprisal.drain(first..end);
-    tokens.anchors.retain(|&anchor| !(first..end).contains(&(anchor as usize)));
-    for anchor in &mut tokens.anchors {
+    let layers = layers.collect();
+    let mut changed = tokens.clone();
+    changed.layers = layers;
+    changed.runs = runs.into_iter().map(|(run, _)| run).collect();
+    changed.surprisal.drain(first..end);
+    changed.anchors.retain(|&anchor| !(first..end).contains(&(anchor as usize)));
+    for anchor in &mut changed.anchors {
         *anchor -= if *anchor as usize >= end { n as u32 } else { 0 };
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// Sealed tokens as they are numbered when some are gone, read back so that they can be sealed

@@ -14,14 +14,14 @@ use crate::model::Rotation;
 use crate::pool::Team;
 use crate::routing::OpenRows;
 
-/// Moves tokens `first..first + n` by `delta` positions. On an error nothing changes.
-pub fn shift(
-    tokens: &mut PaperTokens,
+/// The tokens with `first..first + n` moved by `delta` positions.
+pub fn shifted(
+    tokens: &PaperTokens,
     team: &Team,
     first: usize,
     n: usize,
     delta: i32,
-) -> Result<()> {
+) -> Result<PaperTokens> {
     let mut changed = tokens.clone();
     divide(&mut changed, team, first)?;
     divide(&mut changed, team, first + n)?;
@@ -37,8 +37,7 @@ pub fn shift(
             *piece = piece.at(rotation, &recipe.projection);
         }
     }
-    *tokens = changed;
-    Ok(())
+    Ok(changed)
 }
 
 /// Sees to it that a run begins at a token.

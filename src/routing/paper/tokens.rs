@@ -254,12 +254,18 @@ impl SealedTokens for PaperTokens {
         Box::new(Self { store, demoted: 0, ..self.clone() })
     }
 
-    fn remove(&mut self, team: &Team, first: usize, n: usize) -> Result<()> {
-        remove::remove(self, team, first, n)
+    fn without(&self, team: &Team, first: usize, n: usize) -> Result<Box<dyn SealedTokens>> {
+        Ok(Box::new(remove::without(self, team, first, n)?))
     }
 
-    fn shift(&mut self, team: &Team, first: usize, n: usize, delta: i32) -> Result<()> {
-        shift::shift(self, team, first, n, delta)
+    fn shifted(
+        &self,
+        team: &Team,
+        first: usize,
+        n: usize,
+        delta: i32,
+    ) -> Result<Box<dyn SealedTokens>> {
+        Ok(Box::new(shift::shifted(self, team, first, n, delta)?))
     }
 
     fn cut_below(&self, n_keep: usize) -> usize {
