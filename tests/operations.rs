@@ -871,3 +871,128 @@ fn positions_may_leave_gaps_and_must_rise() {
     assert_eq!(world.context.begin(&batch).unwrap_err().status, Status::Position);
     world.check(ROUNDING, "a gap inside");
 }
+
+/// One token's rows of every layer, and its queries: `[layer]`.
+struct Step {
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+    queries: Vec<Vec<f32>>,
+}
+
+impl Step {
+    fn new(random: &mut Random) -> Self {
+        let mut rows = |n: usize| (0..LAYERS).map(|_| random.normals(n * DIM)).collect();
+        Self { keys: rows(KV_HEADS), values: rows(KV_HEADS), queries: rows(HEADS) }
+    }
+
+    fn moved_by(&self, shift: i32) -> Self {
+        let values = self.values.clone();
+        let turned = |keys: &Vec<Vec<f32>>| {
+            let token = Token { position: 0, shift, keys: keys.clone(), values: Vec::new() };
+            (0..LAYERS).map(|il| token.keys(il)).collect()
+        };
+        Self { keys: turned(&self.keys), values, queries: turned(&self.queries) }
+    }
+
+    /// The outputs of a pass of this token in sequence 0, which is aborted.
+    fn attend(&self, context: &mut Context) -> Vec<f32> {
+        let position = context.position_max(0).unwrap() + 1;
+        context.begin(&[BatchToken { position, sequences: &[0] }]).unwrap();
+        let mut outputs = Vec::new();
+        for il in 0..LAYERS {
+            let (mut k, mut v) = (self.keys[il].clone(), self.values[il].clone());
+            let (mut q, mut out) = (self.queries[il].clone(), vec![f32::NAN; HEADS * DIM]);
+            let (k, v) = (view(&mut k, DIM, KV_HEADS, 1), view(&mut v, DIM, KV_HEADS, 1));
+            context.ingest(il, &k, &v).unwrap();
+            let (q, out_view) = (view(&mut q, DIM, HEADS, 1), view(&mut out, DIM, HEADS, 1));
+            context.attend(il, &q, None, &out_view).unwrap();
+            outputs.extend(out);
+        }
+        context.abort().unwrap();
+        outputs
+    }
+}
+
+/// RoPE knows distances only, so this holds for any codec and any choice of tokens: it is what the
+/// sketches of moved blocks, their means and the centre's constant are held against.
+#[test]
+fn a_shift_of_every_token_and_of_the_query_changes_nothing() {
+    let params = Params {
+        n_sinks: 2,
+        window: 16,
+        block_tokens: 16,
+        layout_tokens: 64,
+        share_reference: 0,
+        ..Params::default()
+    };
+    for (share_threshold, fetch_budget) in [(1.0, None), (0.01, None), (0.002, Some(3))] {
+        for dense in [DenseLayers::None, DenseLayers::List(vec![1])] {
+            let params = Params { share_threshold, fetch_budget, dense, ..params.clone() };
+            let mut world = World::new(params, 31);
+            world.extend(0, 300);
+            world.remove(0, 100, 150);
+            for delta in [1, 77, 1000, -500] {
+                let step = Step::new(&mut world.random);
+                let before = step.attend(&mut world.context);
+                world.context.shift(0, -1, -1, delta).unwrap();
+                let after = step.moved_by(delta).attend(&mut world.context);
+                let before: Vec<f64> = before.iter().map(|&x| f64::from(x)).collect();
+                let worst = difference(&after, &before);
+                assert!(worst < 2e-4, "threshold {share_threshold}, by {delta}: {worst}");
+            }
+        }
+    }
+}
+
+/// With nothing read exactly, each block is one row: the mean value of the tokens that are left,
+/// weighed by the sum of their exponentials.
+#[test]
+fn coarse_rows_know_nothing_of_removed_tokens() {
+    let params = Params { share_threshold: 1.0, ..sealed_params(4) };
+    let cases: [(&[(i32, i32)], &[&[usize]]); 3] = [
+        (&[(5, 7)], &[&[0, 1, 2, 3], &[4, 7], &[8, 9, 10, 11], &[12, 13, 14, 15]]),
+        (&[(1, 10)], &[&[0, 10, 11], &[12, 13, 14, 15]]),
+        (&[(5, 7), (3, 9)], &[&[0, 1, 2], &[9, 10, 11], &[12, 13, 14, 15]]),
+    ];
+    for (removals, blocks) in cases {
+        let mut world = World::new(params.clone(), 32);
+        world.extend(0, 16);
+        let tokens = world.lists[0].clone();
+        for &(first, end) in removals {
+            world.context.remove(0, first, end).unwrap();
+        }
+        let step = Step::new(&mut world.random);
+        let found = step.attend(&mut world.context);
+        for il in 0..LAYERS {
+            for h in 0..HEADS {
+                let part = |rows: &[f32], head: usize| rows[head * DIM..][..DIM].to_vec();
+                let kv_head = h / (HEADS / KV_HEADS);
+                let q = part(&step.queries[il], h);
+                let weight = |keys: &[f32]| {
+                    let key = part(keys, kv_head);
+                    let score: f64 =
+                        q.iter().zip(&key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                    (score / (DIM as f64).sqrt()).exp()
+                };
+                let own = weight(&step.keys[il]);
+                let mut sum = own;
+                let mut want: Vec<f64> =
+                    part(&step.values[il], kv_head).iter().map(|&x| own * f64::from(x)).collect();
+                for block in blocks {
+                    let of_block: f64 = block.iter().map(|&t| weight(&tokens[t].keys[il])).sum();
+                    sum += of_block;
+                    for &t in *block {
+                        let value = part(&tokens[t].values[il], kv_head);
+                        for (w, &x) in want.iter_mut().zip(&value) {
+                            *w += of_block * f64::from(x) / block.len() as f64;
+                        }
+                    }
+                }
+                want.iter_mut().for_each(|w| *w /= sum);
+                let found = &found[(il * HEADS + h) * DIM..][..DIM];
+                let worst = difference(found, &want);
+                assert!(worst < ROUNDING, "{removals:?}, layer {il}, head {h}: {worst}");
+            }
+        }
+    }
+}
