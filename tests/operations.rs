@@ -949,7 +949,8 @@ fn a_shift_of_every_token_and_of_the_query_changes_nothing() {
 #[test]
 fn coarse_rows_know_nothing_of_removed_tokens() {
     let params = Params { share_threshold: 1.0, ..sealed_params(4) };
-    let cases: [(&[(i32, i32)], &[&[usize]]); 3] = [
+    type Case<'a> = (&'a [(i32, i32)], &'a [&'a [usize]]);
+    let cases: [Case; 3] = [
         (&[(5, 7)], &[&[0, 1, 2, 3], &[4, 7], &[8, 9, 10, 11], &[12, 13, 14, 15]]),
         (&[(1, 10)], &[&[0, 10, 11], &[12, 13, 14, 15]]),
         (&[(5, 7), (3, 9)], &[&[0, 1, 2], &[9, 10, 11], &[12, 13, 14, 15]]),
