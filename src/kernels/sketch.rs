@@ -261,8 +261,13 @@ impl SketchRun<'_> {
 
 /// Scores a run of blocks and sums their exponentials. Writes exp(score - the block's largest) of
 /// the blocks that keep them to `weights`, one after the other, `[kept][n_group][stride]`, and
-/// returns how many these are; `weights` has room for all blocks. Scores are those of
-/// [`sketch_scores`].
+/// returns how many these are; `weights` has room for all blocks. What stands in a line beyond
+/// `n_tokens` is unspecified.
+///
+/// The score of token t is `offset + sum over c of q[c] * (minimum[c] + scale[c] * code[t][c])`.
+/// Fast paths round q * scale to int8, `step` = max |q * scale| / 127 over the block's channels,
+/// and correct it, so that a score is off by no more than step / 2 * sum |code - middle|, the
+/// middle being 7.5 and 1.5; that is about a hundredth of the variance that sketching itself has.
 pub fn sketch_run(run: &SketchRun, weights: &mut [f32], sums: &mut BlockSums) -> usize {
     sketch_run_at(Level::best(), run, weights, sums)
 }
@@ -329,47 +334,10 @@ fn scores_scalar(block: &ScoredBlock, codes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `out[g * stride + t] = offset[g] + sum over c of q[g][c] * (minimum[c] + scale[c] * code[t][c])`
-/// for q: `[n_group][channels]`.
-///
-/// `out` has room for `n_tokens` rounded up to 16 in each group's line (`stride` is at least
-/// that); what stands there beyond `n_tokens` is unspecified.
-///
-/// Fast paths round q * scale to int8, `step` = max |q * scale| / 127 over the block's channels,
-/// and correct it, so that a score is off by no more than step / 2 * sum |code - middle|, the
-/// middle being 7.5 and 1.5; that is about a hundredth of the variance that sketching itself has.
+/// One block's scores at a given level: the scalar one is exact to f32.
+#[cfg(test)]
 #[allow(clippy::too_many_arguments)]
-pub fn sketch_scores(
-    shape: &SketchShape,
-    codes: &[u8],
-    minimum: &[f16],
-    scale: &[f16],
-    n_tokens: usize,
-    q: &[f32],
-    n_group: usize,
-    offset: &[f32],
-    out: &mut [f32],
-    stride: usize,
-) {
-    sketch_scores_at(
-        Level::best(),
-        shape,
-        codes,
-        minimum,
-        scale,
-        n_tokens,
-        q,
-        n_group,
-        offset,
-        out,
-        stride,
-    );
-}
-
-/// [`sketch_scores`] at a given level, for tests and benches; the scalar one is exact to f32.
-#[doc(hidden)]
-#[allow(clippy::too_many_arguments)]
-pub fn sketch_scores_at(
+fn sketch_scores_at(
     level: Level,
     shape: &SketchShape,
     codes: &[u8],
