@@ -17,7 +17,7 @@ make --no-print-directory -C ffi_examples/c
 check build/examples/c/minimal 1200 8
 
 mkdir -p "$folder"
-for name in arguments struct_sizes order batches models lifetimes; do
+for name in arguments struct_sizes order batches models lifetimes sequences state; do
     cc -std=c11 -O1 -g -Iinclude "tests/c/$name.c" target/release/libsekv.so \
         -Wl,-rpath,"$PWD/target/release" -lm -lpthread -o "$folder/$name"
     check "$folder/$name"

@@ -232,6 +232,20 @@ typedef enum sekv_dense {
 } sekv_dense;
 
 /**
+ * How basis files are read and written.
+ */
+typedef enum sekv_basis_io {
+  /**
+   * Through memory maps. A medium that fails while a row is fetched is the system's SIGBUS.
+   */
+  SEKV_BASIS_MMAP = 0,
+  /**
+   * By reads and writes: slower, and such a failure is SEKV_ERR_IO.
+   */
+  SEKV_BASIS_PREAD = 1,
+} sekv_basis_io;
+
+/**
  * How much a log line matters.
  */
 typedef enum sekv_log_level {
@@ -493,6 +507,26 @@ typedef struct sekv_params {
    */
   int64_t n_tokens_hint;
   uint64_t seed;
+  /**
+   * Folder for the basis files, in which the slow tier then lies: unnamed files that end with
+   * the context. Read during the call only. NULL: the slow tier lies in anonymous memory.
+   * Default NULL.
+   */
+  const char *basis_folder;
+  /**
+   * Bytes that the basis files may take together; UINT64_MAX: no limit. Beyond it, or when the
+   * disk is full, the slow tier goes on in anonymous memory, and a log line says so. Default
+   * UINT64_MAX.
+   */
+  uint64_t basis_limit_bytes;
+  /**
+   * enum sekv_basis_io. Default SEKV_BASIS_MMAP.
+   */
+  int32_t basis_io;
+  /**
+   * 0.
+   */
+  int32_t reserved0;
 } sekv_params;
 
 /**
@@ -576,6 +610,19 @@ typedef struct sekv_attend_opts {
 } sekv_attend_opts;
 
 /**
+ * Takes the next size bytes of a state, and returns 0; any other number ends the call with
+ * SEKV_ERR_IO. It must return (no C++ exception, no longjmp), and may not use the context.
+ */
+typedef int32_t (*sekv_write_callback)(const void *data, size_t size, void *user);
+
+/**
+ * Fills data with the next size bytes of a state, all of them, and returns 0; any other number
+ * ends the call with SEKV_ERR_IO. It must return (no C++ exception, no longjmp), and may not use
+ * the context.
+ */
+typedef int32_t (*sekv_read_callback)(void *data, size_t size, void *user);
+
+/**
  * Bytes by tier and kind. What copies of a sequence share counts once.
  */
 typedef struct sekv_memory {
@@ -621,9 +668,14 @@ typedef struct sekv_memory {
    */
   uint64_t full_f16_bytes;
   /**
+   * What of slow_bytes lies in basis files. Contexts that have loaded the same state count its
+   * bytes each.
+   */
+  uint64_t slow_file_bytes;
+  /**
    * 0. The struct is part of sekv_statistics, so its size never changes.
    */
-  uint64_t reserved[5];
+  uint64_t reserved[4];
 } sekv_memory;
 
 /**
@@ -1204,6 +1256,91 @@ sekv_status sekv_seq_pos_min(const struct sekv_context *context, int32_t seq, in
  * Threads: the one that uses the context.
  */
 sekv_status sekv_seq_pos_max(const struct sekv_context *context, int32_t seq, int32_t *out);
+
+/**
+ * Tells how many bytes a state has that was saved now. Between passes only.
+ *
+ * @param seq  0 to n_seq_max - 1; -1: all sequences
+ * @param out  gets bytes
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
+ *         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_state_size(const struct sekv_context *context, int32_t seq, uint64_t *out);
+
+/**
+ * Saves a sequence, or all, to a file: everything that decoding needs, but for the tokens
+ * themselves, which are the host's. Between passes only.
+ *
+ * The file is written beside the old one and takes its place when all of it is on the disk: it is
+ * whole or absent, also when the process is killed. Only its owner can read it. An empty sequence
+ * can be saved; a state of it empties the sequence that it is loaded to.
+ *
+ * @param seq   0 to n_seq_max - 1; -1: all sequences
+ * @param path  zero-terminated
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
+ *         SEKV_ERR_IO (the old file is as it was), SEKV_ERR_MEMORY, SEKV_ERR_BUSY,
+ *         SEKV_ERR_INTERNAL
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_state_save(const struct sekv_context *context, int32_t seq, const char *path);
+
+/**
+ * Loads a state that sekv_state_save wrote: into one sequence, or all as they were, and whatever
+ * they held before is gone. Between passes only.
+ *
+ * All of the file is verified before anything changes: checksums, the format's version, the
+ * model's fingerprint and shape, and those params on which the meaning of the bytes depends
+ * (routing, value_sketch, the codecs; for routing PAPER the seed or the sidecar). All other params
+ * may differ, and serve from here on. Contexts of one process that load the same state share its
+ * slow-tier bytes.
+ *
+ * @param seq   0 to n_seq_max - 1: the state must hold one sequence at the most, of whatever
+ *              number; -1: all sequences, by their numbers
+ * @param path  zero-terminated
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE (more or other sequences than fit),
+ *         SEKV_ERR_ORDER (during a pass), SEKV_ERR_IO, SEKV_ERR_FORMAT (damaged, or not a state),
+ *         SEKV_ERR_UNSUPPORTED (another version, model or params), SEKV_ERR_BUDGET,
+ *         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_state_load(const struct sekv_context *context, int32_t seq, const char *path);
+
+/**
+ * Saves a sequence, or all, through a callback, which gets the bytes in order: the same as
+ * sekv_state_save writes. Between passes only.
+ *
+ * @param seq    0 to n_seq_max - 1; -1: all sequences
+ * @param write  called by this thread, during the call only
+ * @param user   given to the callback; the host's
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
+ *         SEKV_ERR_IO (the callback failed), SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_state_save_to(const struct sekv_context *context,
+                               int32_t seq,
+                               sekv_write_callback write,
+                               void *user);
+
+/**
+ * Loads a state through a callback that gives its bytes in order, as sekv_state_load does from a
+ * file. Nothing is read beyond the state's end.
+ *
+ * @param seq   as for sekv_state_load
+ * @param read  called by this thread, during the call only
+ * @param user  given to the callback; the host's
+ * @return as sekv_state_load; SEKV_ERR_IO where the callback failed
+ *
+ * Threads: the one that uses the context.
+ */
+sekv_status sekv_state_load_from(const struct sekv_context *context,
+                                 int32_t seq,
+                                 sekv_read_callback read,
+                                 void *user);
 
 /**
  * Tells what a context of one sequence of n_tokens would take, before one is made. A dense layer

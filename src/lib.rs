@@ -1,6 +1,6 @@
 //! libsekv: a resolution-adaptive KV cache with hierarchical semantic memory.
 //!
-//! Dependencies point one way: `capi` -> `cache` -> `routing` -> (`zoom`, `attend`) ->
+//! Dependencies point one way: `capi` -> `cache` -> `state`, `routing` -> (`zoom`, `attend`) ->
 //! (`segment`, `span`, `summary`, `basis`) -> (`store`, `kernels`) -> `model`, `error`.
 
 pub mod attend;
@@ -15,6 +15,7 @@ pub mod pool;
 pub mod routing;
 pub mod segment;
 pub mod span;
+pub mod state;
 pub mod store;
 pub mod summary;
 pub mod tensor;

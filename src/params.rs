@@ -1,8 +1,11 @@
 //! What a host can choose for a context. Every default is the measured best; where it was
 //! measured stands beside it (docs/evaluation.md has the tables).
 
+use std::path::PathBuf;
+
 use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
+use crate::store::BasisIo;
 
 /// How queries find their tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,6 +119,11 @@ pub struct Params {
     /// Tokens that a sequence is expected to reach; only reserves memory.
     pub n_tokens_hint: usize,
     pub seed: u64,
+    /// Folder of the basis files, which the slow tier lies in; None: in anonymous memory.
+    pub basis_folder: Option<PathBuf>,
+    /// Bytes that they may take together; what does not fit goes to anonymous memory.
+    pub basis_limit: u64,
+    pub basis_io: BasisIo,
 }
 
 impl Default for Params {
@@ -149,6 +157,9 @@ impl Default for Params {
             low_rank_error: 0.0,
             n_tokens_hint: 0,
             seed: 0,
+            basis_folder: None,
+            basis_limit: u64::MAX,
+            basis_io: BasisIo::Mmap,
         }
     }
 }

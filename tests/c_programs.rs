@@ -120,6 +120,11 @@ fn sequences_are_copied_cut_and_moved_without_touching_each_other() {
 }
 
 #[test]
+fn states_are_saved_and_loaded_and_a_full_disk_is_told() {
+    passes("state");
+}
+
+#[test]
 fn threads_have_their_own_contexts_or_are_told() {
     passes("threads");
 }

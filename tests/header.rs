@@ -4,8 +4,10 @@ use std::path::Path;
 use std::process::Command;
 
 /// The C layer's files, in the order in which a reader of the header meets them.
-const SOURCES: [&str; 10] =
-    ["status", "model", "params", "log", "context", "batch", "plan", "pass", "sequence", "stats"];
+const SOURCES: [&str; 11] = [
+    "status", "model", "params", "log", "context", "batch", "plan", "pass", "sequence", "state",
+    "stats",
+];
 
 fn generated() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

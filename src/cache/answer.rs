@@ -162,7 +162,8 @@ impl Context {
             }
         }
         self.counters.attend.add(started.elapsed());
-        Ok(())
+        // What could not be read was attended as zeros: the output is void.
+        self.store.take_fault()
     }
 
     /// Keeps the last queries of each sequence whose layout isn't settled. The pass is lent out of

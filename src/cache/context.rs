@@ -15,7 +15,7 @@ use crate::model::Model;
 use crate::params::{FastBudget, Params};
 use crate::pool::{Pool, Team};
 use crate::routing::{Counted, RouteLimits};
-use crate::store::SlowStore;
+use crate::store::{BasisFolder, SlowStore};
 use crate::tensor::View;
 
 /// Largest magnitude that a key, value or query may have: the largest f16.
@@ -70,13 +70,17 @@ impl Scratch {
 impl Context {
     pub fn new(model: Arc<Model>, params: Params) -> Result<Self> {
         params.validate(model.geometry.layers.len())?;
+        let folder = params.basis_folder.as_deref();
+        let folder =
+            folder.map(|path| BasisFolder::open(path, params.basis_limit, params.basis_io));
+        let store = SlowStore::new(folder.transpose()?);
         let pool = Pool::new(params.n_threads)?;
         let mut sequences = Vec::new();
         sequences.try_reserve_exact(params.n_seq_max)?;
         sequences.resize_with(params.n_seq_max, || None);
         Ok(Self {
             pool,
-            store: SlowStore::default(),
+            store,
             sequences,
             fast_budget: params.fast_budget,
             limits: RouteLimits { fetch_budget: params.fetch_budget },
@@ -100,7 +104,9 @@ impl Context {
 
     /// What went wrong without failing a call, oldest first; taking them empties the list.
     pub fn take_events(&mut self) -> Vec<Error> {
-        std::mem::take(&mut self.events)
+        let mut events = std::mem::take(&mut self.events);
+        events.extend(self.store.take_events());
+        events
     }
 
     pub fn set_fast_budget(&mut self, budget: FastBudget) {

@@ -11,6 +11,7 @@ mod residents;
 mod sequence;
 mod sequences;
 mod sizes;
+mod state;
 mod statistics;
 
 pub use context::{BatchToken, Context};

@@ -1,7 +1,9 @@
 //! The last queries of a prompt, kept until the sketch's layout and the dense layers are settled.
 
+use crate::error::{Result, fail};
 use crate::model::Geometry;
 use crate::routing::RecentQueries;
+use crate::store::{Image, ImageReader};
 
 /// Queries kept: enough to rank key dimensions and to tell diffuse layers.
 pub const QUERIES: usize = 64;
@@ -47,6 +49,44 @@ impl QueryRing {
     /// Forgets tokens from `n_tokens` on.
     pub fn truncate(&mut self, n_tokens: usize) {
         self.held.retain(|&(_, token)| token < n_tokens);
+    }
+
+    pub fn save(&self, image: &mut Image) {
+        image.flag(!self.layers.is_empty());
+        if self.layers.is_empty() {
+            return;
+        }
+        image.count(self.held.len());
+        for &(_, token) in &self.held {
+            image.count(token);
+        }
+        let numbers = self.layers.iter().flatten();
+        image.blob(numbers.flat_map(|x| x.to_le_bytes()).collect());
+    }
+
+    /// The queries that an image holds, of a sequence of `n_tokens`.
+    pub fn restore(geometry: &Geometry, n_tokens: usize, image: &mut ImageReader) -> Result<Self> {
+        let mut ring = Self::default();
+        if !image.flag()? {
+            return Ok(ring);
+        }
+        for _ in 0..image.count("queries", 0, QUERIES)? {
+            let token = image.count("tokens before a query", 0, n_tokens - 1)?;
+            if ring.held.iter().any(|&(slot, _)| slot == token % QUERIES) {
+                fail!(Format, "the state has two queries in the place of token {token}'s");
+            }
+            ring.held.push((token % QUERIES, token));
+        }
+        ring.key_dim = geometry.key_dim;
+        let lens: Vec<usize> =
+            geometry.layers.iter().map(|l| QUERIES * l.n_heads * geometry.key_dim).collect();
+        let bytes = image.blob("queries", 4 * lens.iter().sum::<usize>())?;
+        let mut numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        ring.layers = lens.into_iter().map(|len| numbers.by_ref().take(len).collect()).collect();
+        if ring.layers.iter().flatten().any(|x| !x.is_finite()) {
+            fail!(Format, "the state has a query that is not finite");
+        }
+        Ok(ring)
     }
 
     pub fn bytes(&self) -> u64 {

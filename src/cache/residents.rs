@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::kernels::RowCodec;
 use crate::model::{Geometry, Rotation};
 use crate::pool::Team;
-use crate::routing::{OpenRows, SealedTokens};
+use crate::routing::{OpenRows, RowBytes, SealedTokens, copy_row};
+use crate::store::{Image, ImageReader};
 
 /// Rows below which one thread is faster than several.
 const ROWS_WORTH_SHARING: usize = 1024;
@@ -171,14 +172,13 @@ impl Residents {
             let [key, value] = &mut row;
             for token in first..first + n {
                 let (k, v) = (table.keys.len(), table.values.len());
-                if let Some((key, value)) = source.encoded(codec, table.layer, table.head, token) {
-                    table.keys.extend_from_slice(key);
-                    table.values.extend_from_slice(value);
+                table.keys.resize(k + key_bytes, 0);
+                table.values.resize(v + value_bytes, 0);
+                let out = (&mut table.keys[k..], &mut table.values[v..]);
+                if source.copy_encoded(codec, table.layer, table.head, token, out) {
                     continue;
                 }
                 source.read(table.layer, table.head, token, key, value);
-                table.keys.resize(k + key_bytes, 0);
-                table.values.resize(v + value_bytes, 0);
                 codec.encode(key, &mut table.keys[k..]);
                 codec.encode(value, &mut table.values[v..]);
             }
@@ -187,6 +187,49 @@ impl Residents {
         if self.is_turned() {
             self.turns.resize(self.n_rows, None);
         }
+    }
+
+    pub fn save(&self, image: &mut Image) {
+        let mut rows = Vec::with_capacity(self.tables.len() * self.n_rows * self.key_bytes);
+        for table in &self.tables {
+            rows.extend_from_slice(&table.keys);
+            rows.extend_from_slice(&table.values);
+        }
+        image.blob(rows);
+        image.flag(self.is_turned());
+        for turn in &self.turns {
+            image.i32(turn.as_ref().map_or(0, |turn| turn.shift));
+        }
+    }
+
+    /// Fills residents that are empty with `n_rows` rows that were saved.
+    pub fn restore(
+        &mut self,
+        geometry: &Geometry,
+        n_rows: usize,
+        n_reserved: usize,
+        image: &mut ImageReader,
+    ) -> Result<()> {
+        let (keys, values) = (n_rows * self.key_bytes, n_rows * self.value_bytes);
+        let rows = image.blob("resident rows", self.tables.len() * (keys + values))?;
+        self.reserve_exactly(n_reserved)?;
+        // No head has rows of no bytes.
+        for (table, rows) in self.tables.iter_mut().zip(rows.chunks_exact((keys + values).max(1))) {
+            table.keys.extend_from_slice(&rows[..keys]);
+            table.values.extend_from_slice(&rows[keys..]);
+        }
+        self.n_rows = n_rows;
+        if image.flag()? {
+            self.turns.try_reserve_exact(n_rows)?;
+            let mut made: HashMap<i32, Arc<Rotation>> = HashMap::new();
+            for _ in 0..n_rows {
+                let shift = image.i32()?;
+                let new = || Arc::new(Rotation::new(geometry, shift));
+                let turn = (shift != 0).then(|| Arc::clone(made.entry(shift).or_insert_with(new)));
+                self.turns.push(turn);
+            }
+        }
+        Ok(())
     }
 
     /// Removes rows `first..first + n`.
@@ -278,18 +321,22 @@ impl OpenRows for OpenTokens<'_> {
         }
     }
 
-    fn encoded(
+    fn copy_encoded(
         &self,
         codec: RowCodec,
         layer: usize,
         head: usize,
         token: usize,
-    ) -> Option<(&[u8], &[u8])> {
+        out: RowBytes,
+    ) -> bool {
         let row = self.row(token);
         let as_stored =
             !matches!(self.stored, Stored::BeforeCentres(_)) && self.residents.turn(row).is_none();
         let stored = row < self.residents.n_rows && as_stored && codec == self.residents.codec;
+        if stored {
+            let residents = self.residents;
+            copy_row((residents.key(layer, head, row), residents.value(layer, head, row)), out);
+        }
         stored
-            .then(|| (self.residents.key(layer, head, row), self.residents.value(layer, head, row)))
     }
 }

@@ -1,6 +1,7 @@
 //! One sequence: its tokens' positions, the residents, and what is sealed.
 
 mod operations;
+mod state;
 
 use std::sync::Arc;
 
@@ -329,9 +330,5 @@ impl OpenRows for StagedRows<'_> {
     fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
         key.copy_from_slice(self.staged.key(layer, head, token - self.first));
         value.copy_from_slice(self.staged.value(layer, head, token - self.first));
-    }
-
-    fn encoded(&self, _: RowCodec, _: usize, _: usize, _: usize) -> Option<(&[u8], &[u8])> {
-        None
     }
 }

@@ -40,8 +40,10 @@ impl Context {
                     (sequence, _) => *sequence = None,
                 }
             }
-            Ok(())
-        })
+            Result::Ok(())
+        })?;
+        // Rows of a block that was cut, which could not be read again.
+        self.store.take_fault()
     }
 
     /// Copies the tokens with positions in `first..end` (negative: as in [`Self::remove`]) of one

@@ -19,6 +19,8 @@ pub struct Memory {
     /// Everything held on the fast tier between passes: the sum of the kinds.
     pub fast: u64,
     pub slow: u64,
+    /// What of it lies in basis files.
+    pub slow_file: u64,
     /// Buffers of the library's own, neither tier.
     pub scratch: u64,
     /// Rows kept whole: sinks, window, dense layers, anchors.
@@ -72,6 +74,7 @@ impl Context {
         all.report = self.report();
         all.n_resident = all.n_tokens - all.n_sealed;
         all.memory.slow = self.store.bytes();
+        all.memory.slow_file = self.store.file_bytes();
         all.memory.scratch = self.scratch_bytes();
         let token = Residents::bytes_a_token(&self.model.geometry, RowCodec::F16);
         all.memory.full_f16 = all.n_tokens * token;
@@ -116,6 +119,7 @@ pub fn estimate(model: &Arc<Model>, params: &Params, n_tokens: usize) -> Result<
     let residents = rows as u64 * Residents::bytes_a_token(&model.geometry, codec);
     memory.add(sealed, residents, Sequence::metadata_bytes_of(n_tokens));
     memory.slow = slow;
+    memory.slow_file = if params.basis_folder.is_some() { slow.min(params.basis_limit) } else { 0 };
     memory.full_f16 = n_tokens as u64 * Residents::bytes_a_token(&model.geometry, RowCodec::F16);
     Ok(memory)
 }

@@ -26,5 +26,6 @@ pub mod pass;
 pub mod plan;
 pub mod sequence;
 mod sized;
+pub mod state;
 pub mod stats;
 pub mod status;

@@ -163,7 +163,7 @@ unsafe fn model_params(from: &sekv_model_params) -> Result<ModelParams> {
 ///
 /// # Safety
 /// `text` is NULL or ends with a zero byte.
-unsafe fn path(text: *const c_char, name: &str) -> Result<Option<PathBuf>> {
+pub(super) unsafe fn path(text: *const c_char, name: &str) -> Result<Option<PathBuf>> {
     if text.is_null() {
         return Ok(None);
     }

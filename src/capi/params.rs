@@ -1,8 +1,10 @@
 //! Params of a context.
 
+use std::ffi::c_char;
 use std::ptr;
 
 use super::boundary::{array, call, count};
+use super::model::path;
 use super::sized::{self, SizedStruct};
 use super::status::sekv_status;
 use crate::error::{Result, fail};
@@ -11,6 +13,7 @@ use crate::model::MAX_LAYERS;
 use crate::params::{
     BasisCodec, DenseLayers, FastBudget, Params, Prefill, RoutingKind, SketchProfile,
 };
+use crate::store::BasisIo;
 
 /// How queries find their tokens.
 #[repr(C)]
@@ -73,6 +76,16 @@ pub enum sekv_dense {
     /// Those in dense_layers.
     SEKV_DENSE_LIST = 1,
     SEKV_DENSE_NONE = 2,
+}
+
+/// How basis files are read and written.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub enum sekv_basis_io {
+    /// Through memory maps. A medium that fails while a row is fetched is the system's SIGBUS.
+    SEKV_BASIS_MMAP = 0,
+    /// By reads and writes: slower, and such a failure is SEKV_ERR_IO.
+    SEKV_BASIS_PREAD = 1,
 }
 
 /// What a host chooses for a context. The defaults are the measured best; small extremes (one
@@ -146,6 +159,18 @@ pub struct sekv_params {
     /// Tokens that a sequence is expected to reach; 0: unknown. It only reserves memory.
     pub n_tokens_hint: i64,
     pub seed: u64,
+    /// Folder for the basis files, in which the slow tier then lies: unnamed files that end with
+    /// the context. Read during the call only. NULL: the slow tier lies in anonymous memory.
+    /// Default NULL.
+    pub basis_folder: *const c_char,
+    /// Bytes that the basis files may take together; UINT64_MAX: no limit. Beyond it, or when the
+    /// disk is full, the slow tier goes on in anonymous memory, and a log line says so. Default
+    /// UINT64_MAX.
+    pub basis_limit_bytes: u64,
+    /// enum sekv_basis_io. Default SEKV_BASIS_MMAP.
+    pub basis_io: i32,
+    /// 0.
+    pub reserved0: i32,
 }
 
 // SAFETY: `struct_size` first, numbers and a pointer, ends with eight bytes of number.
@@ -211,6 +236,13 @@ unsafe impl SizedStruct for sekv_params {
             low_rank_error: params.low_rank_error,
             n_tokens_hint: params.n_tokens_hint as i64,
             seed: params.seed,
+            basis_folder: ptr::null(),
+            basis_limit_bytes: params.basis_limit,
+            basis_io: match params.basis_io {
+                BasisIo::Mmap => sekv_basis_io::SEKV_BASIS_MMAP,
+                BasisIo::Pread => sekv_basis_io::SEKV_BASIS_PREAD,
+            } as i32,
+            reserved0: 0,
         }
     }
 }
@@ -273,6 +305,10 @@ pub(super) unsafe fn read_params(from: *const sekv_params) -> Result<Params> {
         ("SEKV_SKETCH_RAW", SketchProfile::Raw),
     ];
     let switch = [("off", false), ("on", true)];
+    let basis_ios = [("SEKV_BASIS_MMAP", BasisIo::Mmap), ("SEKV_BASIS_PREAD", BasisIo::Pread)];
+    if from.reserved0 != 0 {
+        fail!(Argument, "reserved0 of the params is {}, expected 0", from.reserved0);
+    }
     Ok(Params {
         n_seq_max: count("n_seq_max", from.n_seq_max)?,
         n_batch_max: count("n_batch_max", from.n_batch_max)?,
@@ -308,6 +344,10 @@ pub(super) unsafe fn read_params(from: *const sekv_params) -> Result<Params> {
             }
         },
         seed: from.seed,
+        // SAFETY: the caller's promise.
+        basis_folder: unsafe { path(from.basis_folder, "basis_folder")? },
+        basis_limit: from.basis_limit_bytes,
+        basis_io: choice("basis_io", from.basis_io, &basis_ios)?,
     })
 }
 

@@ -34,8 +34,11 @@ pub struct sekv_memory {
     pub fast_metadata_bytes: u64,
     /// What a full f16 cache of the same tokens would take, each sequence's by itself.
     pub full_f16_bytes: u64,
+    /// What of slow_bytes lies in basis files. Contexts that have loaded the same state count its
+    /// bytes each.
+    pub slow_file_bytes: u64,
     /// 0. The struct is part of sekv_statistics, so its size never changes.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 4],
 }
 
 // SAFETY: `struct_size` first, then numbers of eight bytes.
@@ -60,6 +63,7 @@ impl From<Memory> for sekv_memory {
             fast_layout_bytes: memory.fast_layout,
             fast_metadata_bytes: memory.fast_metadata,
             full_f16_bytes: memory.full_f16,
+            slow_file_bytes: memory.slow_file,
             ..Self::defaults()
         }
     }

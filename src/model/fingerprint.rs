@@ -44,7 +44,7 @@ fn put(hasher: &mut blake3::Hasher, part: &[u8]) {
 
 /// The fields in order, numbers as u64 or f32 little-endian. Frequencies are left out: they follow
 /// from the header, through a power whose last bit differs between systems.
-fn geometry_bytes(geometry: &Geometry) -> Vec<u8> {
+pub(crate) fn geometry_bytes(geometry: &Geometry) -> Vec<u8> {
     // Named one by one, so that a new field cannot be forgotten here.
     let Geometry {
         layers,

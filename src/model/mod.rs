@@ -57,6 +57,11 @@ impl Model {
         Self::new("params".to_owned(), geometry, params.fingerprint, sidecar)
     }
 
+    /// The geometry as a saved state has it: by value, for models whose host gave no fingerprint.
+    pub(crate) fn geometry_bytes(&self) -> Vec<u8> {
+        fingerprint::geometry_bytes(&self.geometry)
+    }
+
     fn new(
         architecture: String,
         geometry: Geometry,

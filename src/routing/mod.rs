@@ -17,10 +17,19 @@ use crate::kernels::RowCodec;
 use crate::model::Model;
 use crate::params::{Params, RoutingKind};
 use crate::pool::Team;
-use crate::store::SlowStore;
+use crate::store::{Image, ImageReader, SlowStore};
 
 pub use ladder::LadderTokens;
 pub use paper::PaperTokens;
+
+/// Room for one encoded key and value.
+pub type RowBytes<'a> = (&'a mut [u8], &'a mut [u8]);
+
+/// Copies an encoded key and value to where they are wanted.
+pub fn copy_row(from: (&[u8], &[u8]), to: RowBytes) {
+    to.0.copy_from_slice(from.0);
+    to.1.copy_from_slice(from.1);
+}
 
 /// Tokens that the cache still holds whole, by their index in the sequence. Keys are centred
 /// wherever the sequence has a centre.
@@ -28,14 +37,17 @@ pub trait OpenRows: Sync {
     /// One token's key and value of one KV head.
     fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]);
 
-    /// The same as stored, where it is stored, centred, in `codec`.
-    fn encoded(
+    /// Copies the same as stored, where it is stored, centred, in `codec`; says whether it is.
+    fn copy_encoded(
         &self,
-        codec: RowCodec,
-        layer: usize,
-        head: usize,
-        token: usize,
-    ) -> Option<(&[u8], &[u8])>;
+        _codec: RowCodec,
+        _layer: usize,
+        _head: usize,
+        _token: usize,
+        _out: RowBytes,
+    ) -> bool {
+        false
+    }
 }
 
 /// The last queries of a sequence, before scaling.
@@ -302,6 +314,9 @@ pub trait SealedTokens: Send + Sync {
     fn shrink(&mut self, team: &Team, excess: u64, remade: &mut Remade) -> Result<u64>;
 
     fn report(&self) -> RoutingReport;
+
+    /// Writes all of it into an image, from which [`restore`] makes the same.
+    fn save(&self, image: &mut Image) -> Result<()>;
 }
 
 /// The sealed tokens of a new sequence.
@@ -314,6 +329,19 @@ pub fn new_sequence(
         RoutingKind::Ladder => Box::new(LadderTokens::new(model, params, store)),
         RoutingKind::Paper => Box::new(PaperTokens::new(model, params, store)),
     }
+}
+
+/// The sealed tokens that an image holds. Nothing in it is trusted.
+pub fn restore(
+    model: &Arc<Model>,
+    params: &Arc<Params>,
+    store: &SlowStore,
+    image: &mut ImageReader,
+) -> Result<Box<dyn SealedTokens>> {
+    Ok(match params.routing {
+        RoutingKind::Ladder => Box::new(LadderTokens::restore(model, params, store, image)?),
+        RoutingKind::Paper => Box::new(PaperTokens::restore(model, params, store, image)?),
+    })
 }
 
 /// Sealed bytes, resident tokens and slow-tier bytes of one sequence of `n_tokens`.

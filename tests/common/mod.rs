@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
+pub mod world;
+
 use std::sync::Arc;
 
 use sekv::cache::{BatchToken, Context};

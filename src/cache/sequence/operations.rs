@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::{METADATA_STEP, Sequence};
 use crate::error::Result;
-use crate::kernels::RowCodec;
 use crate::model::RopeKind;
 use crate::pool::Team;
 use crate::routing::{OpenRows, SealedTokens};
@@ -169,9 +168,5 @@ struct SealedRows<'a> {
 impl OpenRows for SealedRows<'_> {
     fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
         self.sealed.read(layer, head, token - self.n_sinks, 1, key, value);
-    }
-
-    fn encoded(&self, _: RowCodec, _: usize, _: usize, _: usize) -> Option<(&[u8], &[u8])> {
-        None
     }
 }

@@ -1,6 +1,8 @@
 //! Attend: the chosen tokens exactly, all others through their block's coarse row, and those
 //! between through their value sketch as well.
 
+use std::slice::ChunksExactMut;
+
 use super::layout::widen;
 use super::plan::{Piece, PieceScratch, Sealed};
 use super::slab::Stream;
@@ -141,20 +143,32 @@ fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
     if sealed.layer.is_turned() {
         return exact_turned(piece, sealed, q, codec, key_dim);
     }
-    let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
-    let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     let mut blocks = sealed.layer.walk();
     for start in (0..piece.fetched.len()).step_by(ROWS_AT_ONCE) {
         prefetch_fetched(piece, sealed, start + ROWS_AT_ONCE);
         let run = &piece.fetched[start..piece.fetched.len().min(start + ROWS_AT_ONCE)];
+        let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+        let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+        let mut rooms = rooms(&mut piece.scratch.room, sealed, run.len());
         for ((key, value), chosen) in keys.iter_mut().zip(&mut values).zip(run) {
             let (slab, block) = blocks.find(piece.first + chosen.block as usize);
-            (*key, *value) = slab.row(sealed.head, block, chosen.token as usize);
+            let room = rooms.next().unwrap_or_default();
+            (*key, *value) = slab.row(sealed.head, block, chosen.token as usize, room);
         }
         let (keys, values) = (&keys[..run.len()], &values[..run.len()]);
         let (state, rows) = (&mut piece.scratch.state, &mut piece.scratch.rows);
         attend_rows(codec, key_dim, q, keys, values, None, state, rows);
     }
+}
+
+/// Room for each of `n` rows, of the layer's first slab's size: all have one.
+fn rooms<'a>(room: &'a mut Vec<u8>, sealed: &Sealed, n: usize) -> ChunksExactMut<'a, u8> {
+    let mut pair = 1;
+    if let Some(slab) = sealed.layer.slabs().next() {
+        pair = slab.shape.row_pair();
+        slab.make_room(room, n);
+    }
+    room.chunks_exact_mut(pair)
 }
 
 /// The fetched tokens where some have moved: the query is turned once for each run of tokens that
@@ -164,8 +178,10 @@ fn exact_turned(piece: &mut Piece, sealed: &Sealed, q: &[f32], codec: RowCodec, 
     let mut at = 0;
     while at < piece.fetched.len() {
         let (mut keys, mut values) = (Vec::new(), Vec::new());
+        let mut room = std::mem::take(&mut piece.scratch.room);
+        let mut rooms = rooms(&mut room, sealed, ROWS_AT_ONCE);
         let mut rotation: Option<&Rotation> = None;
-        for chosen in &piece.fetched[at..] {
+        for chosen in piece.fetched[at..].iter().take(ROWS_AT_ONCE) {
             let (slab, block) = blocks.find(piece.first + chosen.block as usize);
             let turn = blocks.turn().as_deref();
             if keys.is_empty() {
@@ -173,12 +189,14 @@ fn exact_turned(piece: &mut Piece, sealed: &Sealed, q: &[f32], codec: RowCodec, 
             } else if turn.map(|turn| turn.shift) != rotation.map(|turn| turn.shift) {
                 break;
             }
-            let (key, value) = slab.row(sealed.head, block, chosen.token as usize);
+            let room = rooms.next().unwrap_or_default();
+            let (key, value) = slab.row(sealed.head, block, chosen.token as usize, room);
             keys.push(key);
             values.push(value);
         }
         at += keys.len();
         attend_moved(&mut piece.scratch, sealed, rotation, q, codec, key_dim, &keys, &values);
+        piece.scratch.room = room;
     }
 }
 
@@ -221,7 +239,7 @@ pub fn attend_dense(
             for start in (0..n_tokens).step_by(ROWS_AT_ONCE) {
                 let n = (n_tokens - start).min(ROWS_AT_ONCE);
                 for (t, (key, value)) in keys.iter_mut().zip(&mut values).take(n).enumerate() {
-                    (*key, *value) = slab.row(sealed.head, block, start + t);
+                    (*key, *value) = slab.row(sealed.head, block, start + t, &mut []);
                 }
                 let (keys, values) = (&keys[..n], &values[..n]);
                 let scratch = &mut piece.scratch;

@@ -16,7 +16,7 @@ use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
 use crate::model::Rotation;
 use crate::pool::Team;
-use crate::routing::OpenRows;
+use crate::routing::{OpenRows, RowBytes};
 
 /// Some tokens of a block.
 type Part = (usize, Range<usize>);
@@ -111,6 +111,7 @@ fn exchange(
     team.for_each_mut(&mut made, |i, out| {
         *out = Some(seal_parts(tokens, i / new.len(), &new[i % new.len()]));
     });
+    tokens.store.take_fault()?;
     let mut made = made.into_iter().flatten();
     let exchanged = tokens.layers.iter().map(|layer| {
         let blocks = made.by_ref().take(new.len()).collect::<Result<_>>()?;
@@ -151,19 +152,18 @@ struct PickedRows<'a>(Vec<(&'a Slab, usize, usize)>);
 impl OpenRows for PickedRows<'_> {
     fn read(&self, _: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
         let (slab, block, token) = self.0[token];
-        let (key_row, value_row) = slab.row(head, block, token);
-        slab.shape.row_codec.decode(key_row, key);
-        slab.shape.row_codec.decode(value_row, value);
+        slab.decode_row((head, block, token), &mut Vec::new(), key, value);
     }
 
-    fn encoded(
+    fn copy_encoded(
         &self,
         codec: RowCodec,
         _: usize,
         head: usize,
         token: usize,
-    ) -> Option<(&[u8], &[u8])> {
+        out: RowBytes,
+    ) -> bool {
         let (slab, block, token) = self.0[token];
-        (codec == slab.shape.row_codec).then(|| slab.row(head, block, token))
+        slab.copy_row(codec, (head, block, token), out)
     }
 }

@@ -155,7 +155,30 @@ impl Layer {
         result
     }
 
-    fn push(&mut self, slab: Arc<Slab>, turn: Turn) {
+    /// Slabs that hold these blocks and no others, in order, with how far they have moved.
+    pub fn parts(&self) -> Result<Vec<(Arc<Slab>, Turn)>> {
+        let part = |stretch: &Stretch| {
+            Ok((stretch.part(stretch.first..stretch.end())?, stretch.turn.clone()))
+        };
+        self.stretches.iter().map(part).collect()
+    }
+
+    /// How the tokens are cut: blocks in a row that are alike, by tokens a block and how far they
+    /// have moved.
+    pub fn cut(&self) -> Vec<(usize, i32, usize)> {
+        let mut cut: Vec<(usize, i32, usize)> = Vec::new();
+        for stretch in &self.stretches {
+            let (n_tokens, shift) = (stretch.slab.shape.n_tokens, stretch.shift());
+            match cut.last_mut().filter(|last| (last.0, last.1) == (n_tokens, shift)) {
+                Some(last) => last.2 += stretch.n_blocks,
+                None => cut.push((n_tokens, shift, stretch.n_blocks)),
+            }
+        }
+        cut
+    }
+
+    /// Appends a slab as it is.
+    pub fn push(&mut self, slab: Arc<Slab>, turn: Turn) {
         let blocks = 0..slab.n_blocks;
         self.push_some(slab, blocks, turn);
     }
@@ -420,7 +443,7 @@ mod tests {
                 assert!(all(slab.block(Stream::MeanKey, head, block), mean), "{b}");
                 assert!(all(slab.block(Stream::MeanValue, head, block), mean), "{b}");
                 for token in 0..4 {
-                    let (key, value) = slab.row(head, block, token);
+                    let (key, value) = slab.row(head, block, token, &mut []);
                     assert!(all(key, number) && all(value, number), "{b}");
                 }
             }

@@ -8,6 +8,7 @@ mod layer;
 mod layout;
 mod plan;
 mod route;
+mod save;
 mod seal;
 mod shrink;
 mod slab;

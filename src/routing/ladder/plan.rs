@@ -64,6 +64,8 @@ pub struct PieceScratch {
     pub floor: Vec<f32>,
     /// Coarse weights, `[n_group][n_blocks]`.
     pub coarse: Vec<f32>,
+    /// Fetched rows that cannot be addressed where they lie.
+    pub room: Vec<u8>,
     pub coefficients: Vec<f32>,
     pub token_list: Vec<u32>,
     pub token_weights: Vec<f32>,

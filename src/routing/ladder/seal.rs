@@ -70,15 +70,13 @@ fn write_rows(shape: &BlockShape, source: &Source, head: usize, rows: &HeadRows,
     let tokens = rows.keys.chunks(shape.key_dim).zip(rows.values.chunks(shape.value_dim));
     for (t, (key, value)) in tokens.enumerate() {
         let (key_row, value_row) = (shape.key_row(head, t), shape.value_row(head, t));
-        match source.rows.encoded(shape.row_codec, source.layer, head, source.first + t) {
-            Some((key, value)) => {
-                out[key_row].copy_from_slice(key);
-                out[value_row].copy_from_slice(value);
-            }
-            None => {
-                shape.row_codec.encode(key, &mut out[key_row]);
-                shape.row_codec.encode(value, &mut out[value_row]);
-            }
+        let (key_bytes, value_bytes) =
+            out[key_row.start..value_row.end].split_at_mut(key_row.len());
+        let bytes = (&mut *key_bytes, &mut *value_bytes);
+        let (codec, token) = (shape.row_codec, source.first + t);
+        if !source.rows.copy_encoded(codec, source.layer, head, token, bytes) {
+            codec.encode(key, key_bytes);
+            codec.encode(value, value_bytes);
         }
     }
 }

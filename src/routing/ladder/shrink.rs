@@ -91,6 +91,7 @@ fn repack(
             }
             let made = (0..slab.n_blocks).map(|b| seal_again(slab, b, shape, heads, layer, store));
             let made = made.collect::<Result<Vec<Slab>>>()?;
+            store.take_fault()?;
             let parts: Vec<_> = made.iter().map(|slab| (slab, 0..1)).collect();
             Ok(Some(Slab::concat(&parts)?))
         })?;

@@ -6,7 +6,8 @@ use half::f16;
 
 use crate::error::Result;
 use crate::kernels::{RowCodec, SketchShape, prefetch};
-use crate::store::{AlignedBytes, Segment, SlowStore};
+use crate::routing::{RowBytes, copy_row};
+use crate::store::{AlignedBytes, Segment, SlowStore, Stored};
 
 /// What a block keeps of each key for scoring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +106,15 @@ impl BlockShape {
         (self.row_codec.row_bytes(self.key_dim), self.row_codec.row_bytes(self.value_dim))
     }
 
+    /// Bytes of one token's key and value.
+    pub fn row_pair(&self) -> usize {
+        let (key, value) = self.row_bytes();
+        key + value
+    }
+
     /// Bytes of the tokens' rows: for every head and token the key, then the value.
     pub fn rows_bytes(&self) -> usize {
-        let (key, value) = self.row_bytes();
-        self.n_kv_heads * self.n_tokens * (key + value)
+        self.n_kv_heads * self.n_tokens * self.row_pair()
     }
 }
 
@@ -236,17 +242,85 @@ impl Slab {
         &mut self.fast[place]
     }
 
-    fn rows_of(&self, block: usize) -> &[u8] {
+    /// A block's rows, where they can be addressed.
+    fn rows_of(&self, block: usize) -> Option<&[u8]> {
         match &self.rows {
-            Rows::Slow(segments) => &segments[block],
-            Rows::Fast => &self.fast,
+            Rows::Slow(segments) => segments[block].memory(),
+            Rows::Fast => Some(&self.fast),
         }
     }
 
-    /// A token's key and value, as encoded.
-    pub fn row(&self, head: usize, block: usize, token: usize) -> (&[u8], &[u8]) {
-        let rows = self.rows_of(block);
-        (&rows[self.shape.key_row(head, token)], &rows[self.shape.value_row(head, token)])
+    /// A token's key and value, as encoded: where they lie, or read into `room`, which has
+    /// [`BlockShape::row_pair`] bytes.
+    pub fn row<'a>(
+        &'a self,
+        head: usize,
+        block: usize,
+        token: usize,
+        room: &'a mut [u8],
+    ) -> (&'a [u8], &'a [u8]) {
+        let (key, value) = (self.shape.key_row(head, token), self.shape.value_row(head, token));
+        let both = match &self.rows {
+            Rows::Slow(segments) => segments[block].read(key.start..value.end, room),
+            Rows::Fast => &self.fast[key.start..value.end],
+        };
+        both.split_at(key.len())
+    }
+
+    /// One token's key and value, of a KV head, block and token, as f32.
+    pub fn decode_row(
+        &self,
+        (head, block, token): (usize, usize, usize),
+        room: &mut Vec<u8>,
+        key: &mut [f32],
+        value: &mut [f32],
+    ) {
+        self.make_room(room, 1);
+        let (key_row, value_row) = self.row(head, block, token, room);
+        self.shape.row_codec.decode(key_row, key);
+        self.shape.row_codec.decode(value_row, value);
+    }
+
+    /// Copies the same as it is encoded, if it is in this codec.
+    pub fn copy_row(
+        &self,
+        codec: RowCodec,
+        (head, block, token): (usize, usize, usize),
+        out: RowBytes,
+    ) -> bool {
+        let is_same = codec == self.shape.row_codec;
+        if is_same {
+            let mut room = Vec::new();
+            self.make_room(&mut room, 1);
+            copy_row(self.row(head, block, token, &mut room), out);
+        }
+        is_same
+    }
+
+    /// Makes `room` large enough for `n` rows to be read into, where they must be.
+    pub fn make_room(&self, room: &mut Vec<u8>, n: usize) {
+        let is_addressable = self.n_blocks == 0 || self.rows_of(0).is_some();
+        let len = if is_addressable { 0 } else { n * self.shape.row_pair() };
+        room.resize(len, 0);
+    }
+
+    /// The rows' segments, one a block; none of a dense layer's block.
+    pub fn segments(&self) -> &[Segment] {
+        match &self.rows {
+            Rows::Slow(segments) => segments,
+            Rows::Fast => &[],
+        }
+    }
+
+    /// A slab as it was saved: `fast` and, but for a dense layer's block, `segments` are of the
+    /// sizes that `shape` says.
+    pub fn restored(
+        shape: BlockShape,
+        n_blocks: usize,
+        fast: AlignedBytes,
+        segments: Option<Vec<Segment>>,
+    ) -> Self {
+        Self { shape, n_blocks, fast, rows: segments.map_or(Rows::Fast, Rows::Slow) }
     }
 
     /// Minimum and scale of the value sketch's coefficients.
@@ -258,7 +332,9 @@ impl Slab {
     /// Asks for one token's key and value, which lie side by side.
     pub fn prefetch_row(&self, head: usize, block: usize, token: usize) {
         let (key, value) = (self.shape.key_row(head, token), self.shape.value_row(head, token));
-        prefetch(&self.rows_of(block)[key.start..value.end]);
+        if let Some(rows) = self.rows_of(block) {
+            prefetch(&rows[key.start..value.end]);
+        }
     }
 
     pub fn fast_bytes(&self) -> usize {
@@ -271,6 +347,12 @@ impl Slab {
             Rows::Slow(segments) => segments.iter().map(|rows| rows.len()).sum(),
             Rows::Fast => 0,
         }
+    }
+}
+
+impl Stored for Slab {
+    fn stored(&self) -> &[u8] {
+        &self.fast
     }
 }
 

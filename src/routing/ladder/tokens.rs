@@ -8,7 +8,7 @@ use super::layout::{self, SequenceLayout};
 use super::plan::Sealed;
 use super::route::{self, Thresholds};
 use super::seal::{Source, dense_block, seal_block};
-use super::{BlockShape, HeadLayout, LadderPlan, Layer, Sketch, Slab, change, dense};
+use super::{BlockShape, HeadLayout, LadderPlan, Layer, Sketch, Slab, change, dense, save};
 use crate::attend::SoftmaxState;
 use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
@@ -16,10 +16,10 @@ use crate::model::Model;
 use crate::params::{BasisCodec, DenseLayers, Params};
 use crate::pool::Team;
 use crate::routing::{
-    Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport,
+    Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport, RowBytes,
     SealedBytes, SealedTokens,
 };
-use crate::store::{Segment, SlowStore};
+use crate::store::{Image, ImageReader, Segment, SlowStore};
 
 /// Blocks that one thread takes at a time, at the least: below, sharing costs more than it gains.
 const BLOCKS_A_PIECE: usize = 8;
@@ -58,7 +58,20 @@ impl LadderTokens {
         }
     }
 
-    fn is_dense(&self, layer: usize) -> bool {
+    /// The tokens that an image holds.
+    pub fn restore(
+        model: &Arc<Model>,
+        params: &Arc<Params>,
+        store: &SlowStore,
+        image: &mut ImageReader,
+    ) -> Result<Self> {
+        let mut tokens = Self::new(model, params, store);
+        save::restore(&mut tokens, image)?;
+        tokens.count_bytes();
+        Ok(tokens)
+    }
+
+    pub(super) fn is_dense(&self, layer: usize) -> bool {
         self.layout.as_ref().is_some_and(|layout| layout.dense_layers.contains(&layer))
     }
 
@@ -82,7 +95,7 @@ impl LadderTokens {
     }
 
     /// A dense layer's rows take the codec of the residents that they are.
-    fn dense_shape(&self, layer: usize) -> BlockShape {
+    pub(super) fn dense_shape(&self, layer: usize) -> BlockShape {
         BlockShape { row_codec: self.params.resident_codec, ..self.shape(layer, self.sketch()) }
     }
 
@@ -122,6 +135,7 @@ impl LadderTokens {
         let mut made: Vec<Option<Result<Slab>>> = Vec::new();
         made.resize_with(places.len(), || None);
         team.for_each_mut(&mut made, |i, out| *out = Some(make(places[i].0, places[i].1)));
+        self.store.take_fault()?;
         let turned = made.into_iter().flatten().zip(&places);
         let slabs = turned.map(|(slab, place)| Ok((slab?, place.2.clone())));
         let mut layer_made = Layer::default();
@@ -206,20 +220,19 @@ pub(super) struct BlockRows<'a> {
 
 impl OpenRows for BlockRows<'_> {
     fn read(&self, _: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
-        let (key_row, value_row) = self.slab.row(head, self.block, token - self.first);
-        self.slab.shape.row_codec.decode(key_row, key);
-        self.slab.shape.row_codec.decode(value_row, value);
+        let place = (head, self.block, token - self.first);
+        self.slab.decode_row(place, &mut Vec::new(), key, value);
     }
 
-    fn encoded(
+    fn copy_encoded(
         &self,
         codec: RowCodec,
         _: usize,
         head: usize,
         token: usize,
-    ) -> Option<(&[u8], &[u8])> {
-        (codec == self.slab.shape.row_codec)
-            .then(|| self.slab.row(head, self.block, token - self.first))
+        out: RowBytes,
+    ) -> bool {
+        self.slab.copy_row(codec, (head, self.block, token - self.first), out)
     }
 }
 
@@ -392,11 +405,10 @@ impl SealedTokens for LadderTokens {
         let rows = keys.chunks_mut(geometry.key_dim).zip(values.chunks_mut(geometry.value_dim));
         let mut blocks = self.layers[layer].walk();
         let (mut number, mut token) = self.layers[layer].place(first);
+        let mut room = Vec::new();
         for (key, value) in rows.take(n) {
             let (slab, block) = blocks.find(number);
-            let (key_row, value_row) = slab.row(head, block, token);
-            slab.shape.row_codec.decode(key_row, key);
-            slab.shape.row_codec.decode(value_row, value);
+            slab.decode_row((head, block, token), &mut room, key, value);
             if let Some(rotation) = blocks.turn() {
                 rotation.apply_centred(key, self.centre(layer, head).unwrap_or(&[]));
             }
@@ -594,5 +606,9 @@ impl SealedTokens for LadderTokens {
             report.span_lengths[bucket] += run.len() as u64;
         }
         report
+    }
+
+    fn save(&self, image: &mut Image) -> Result<()> {
+        save::save(self, image)
     }
 }

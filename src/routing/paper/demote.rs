@@ -9,7 +9,7 @@ use super::{PaperTokens, Placed, Run};
 use crate::error::Result;
 use crate::kernels::RowCodec;
 use crate::pool::Team;
-use crate::routing::{OpenRows, SealedTokens};
+use crate::routing::{OpenRows, RowBytes, SealedTokens, copy_row};
 use crate::segment::divide;
 use crate::span::Span;
 
@@ -118,14 +118,17 @@ impl OpenRows for SealedRows<'_> {
         self.0.read(layer, head, token, 1, key, value);
     }
 
-    fn encoded(
+    fn copy_encoded(
         &self,
         codec: RowCodec,
         layer: usize,
         head: usize,
         token: usize,
-    ) -> Option<(&[u8], &[u8])> {
-        (codec == self.0.params.resident_codec).then(|| self.0.whole_row(layer, head, token))?
+        out: RowBytes,
+    ) -> bool {
+        let is_same = codec == self.0.params.resident_codec;
+        let row = is_same.then(|| self.0.whole_row(layer, head, token)).flatten();
+        row.map(|row| copy_row(row, out)).is_some()
     }
 }
 
@@ -146,10 +149,6 @@ mod tests {
         fn read(&self, _: usize, _: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
             key.fill(token as f32);
             value.fill(token as f32);
-        }
-
-        fn encoded(&self, _: RowCodec, _: usize, _: usize, _: usize) -> Option<(&[u8], &[u8])> {
-            None
         }
     }
 

@@ -17,6 +17,7 @@ mod plan;
 mod remove;
 mod route;
 mod run;
+mod save;
 mod seal;
 mod shift;
 mod sizes;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::basis::{BasisShape, rebuild};
 use crate::kernels::RowCodec;
-use crate::store::{AlignedBytes, Segment};
+use crate::store::{AlignedBytes, Segment, Stored};
 
 /// Sizes from which the place of everything on the fast tier follows.
 ///
@@ -73,7 +73,7 @@ pub enum SpanForm {
 }
 
 /// One KV head's part of a piece's slow bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanHead {
     pub form: SpanForm,
     pub start: usize,
@@ -124,7 +124,7 @@ impl Piece {
         let span_head = self.span_heads.get(head)?;
         let SpanForm::Rows(codec) = span_head.form else { return None };
         let (key, value) = self.shape.row(codec, span_head.start, token);
-        let slow: &[u8] = self.slow.as_ref()?;
+        let slow = self.slow.as_ref()?.memory()?;
         Some((codec, &slow[key], &slow[value]))
     }
 
@@ -139,15 +139,18 @@ impl Piece {
         keys: &mut [f32],
         values: &mut [f32],
     ) {
-        let Some((span_head, slow)) = self.span_heads.get(head).zip(self.slow.as_deref()) else {
+        let Some((span_head, slow)) = self.span_heads.get(head).zip(self.slow.as_ref()) else {
             return;
         };
         let (dk, dv) = (self.shape.key_dim, self.shape.value_dim);
+        let len = form_bytes(span_head.form, self.shape.n_span, dk, dv);
+        let mut room = vec![0; if slow.memory().is_some() { 0 } else { len }];
+        let slow = slow.read(span_head.start..span_head.start + len, &mut room);
         match span_head.form {
             SpanForm::Rows(codec) => {
                 let rows = keys.chunks_exact_mut(dk).zip(values.chunks_exact_mut(dv));
                 for (token, (key, value)) in tokens.zip(rows) {
-                    let (key_at, value_at) = self.shape.row(codec, span_head.start, token);
+                    let (key_at, value_at) = self.shape.row(codec, 0, token);
                     codec.decode(&slow[key_at], key);
                     codec.decode(&slow[value_at], value);
                 }
@@ -155,7 +158,7 @@ impl Piece {
             SpanForm::LowRank { codec, rank } => {
                 let shape = |dim| BasisShape { codec, tokens: self.shape.n_span, dim, rank };
                 let (key_shape, value_shape) = (shape(dk), shape(dv));
-                let (gate_bytes, bases) = slow[span_head.start..].split_at(4 * rank);
+                let (gate_bytes, bases) = slow.split_at(4 * rank);
                 let (key_basis, rest) = bases.split_at(key_shape.bytes());
                 let value_basis = &rest[..value_shape.bytes()];
                 let mut gates = vec![1.0; rank];
@@ -166,6 +169,12 @@ impl Piece {
                 rebuild(&value_shape, value_basis, &gates, tokens, values);
             }
         }
+    }
+}
+
+impl Stored for Piece {
+    fn stored(&self) -> &[u8] {
+        &self.fast
     }
 }
 

@@ -35,7 +35,11 @@ impl Deref for Placed {
 impl Placed {
     /// A piece where it was sealed.
     pub fn new(piece: Piece) -> Self {
-        Self { piece: Arc::new(piece), moved: None }
+        Self::from_piece(Arc::new(piece))
+    }
+
+    pub fn from_piece(piece: Arc<Piece>) -> Self {
+        Self { piece, moved: None }
     }
 
     /// The same piece at a distance from where it was sealed; None: none.

@@ -7,7 +7,7 @@ use super::{PaperTokens, Placed, Run};
 use crate::error::Result;
 use crate::kernels::RowCodec;
 use crate::pool::Team;
-use crate::routing::{OpenRows, SealedTokens};
+use crate::routing::{OpenRows, RowBytes, SealedTokens, copy_row};
 
 /// The tokens without `first..first + n`.
 pub fn without(tokens: &PaperTokens, team: &Team, first: usize, n: usize) -> Result<PaperTokens> {
@@ -78,15 +78,17 @@ impl OpenRows for RowsWithout<'_> {
         self.tokens.read(layer, head, self.old_token(token), 1, key, value);
     }
 
-    fn encoded(
+    fn copy_encoded(
         &self,
         codec: RowCodec,
         layer: usize,
         head: usize,
         token: usize,
-    ) -> Option<(&[u8], &[u8])> {
+        out: RowBytes,
+    ) -> bool {
         let token = self.old_token(token);
-        (codec == self.tokens.params.resident_codec)
-            .then(|| self.tokens.whole_row(layer, head, token))?
+        let is_same = codec == self.tokens.params.resident_codec;
+        let row = is_same.then(|| self.tokens.whole_row(layer, head, token)).flatten();
+        row.map(|row| copy_row(row, out)).is_some()
     }
 }

@@ -111,9 +111,8 @@ fn write_row(
     dims: [usize; 2],
     out: (&mut [u8], &mut [u8]),
 ) {
-    if let Some((key, value)) = source.rows.encoded(codec, source.layer, head, token) {
-        out.0.copy_from_slice(key);
-        out.1.copy_from_slice(value);
+    let bytes = (&mut *out.0, &mut *out.1);
+    if source.rows.copy_encoded(codec, source.layer, head, token, bytes) {
         return;
     }
     let (mut key, mut value) = (vec![0.0; dims[0]], vec![0.0; dims[1]]);

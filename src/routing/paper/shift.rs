@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::kernels::RowCodec;
 use crate::model::Rotation;
 use crate::pool::Team;
-use crate::routing::OpenRows;
+use crate::routing::{OpenRows, RowBytes, copy_row};
 
 /// The tokens with `first..first + n` moved by `delta` positions.
 pub fn shifted(
@@ -92,15 +92,19 @@ impl OpenRows for StoredRows<'_> {
         }
     }
 
-    fn encoded(
+    fn copy_encoded(
         &self,
         codec: RowCodec,
         layer: usize,
         head: usize,
         token: usize,
-    ) -> Option<(&[u8], &[u8])> {
+        out: RowBytes,
+    ) -> bool {
         let (piece, offset) = self.place(layer, token);
-        (offset < piece.shape.n_whole && codec == piece.shape.whole_codec)
-            .then(|| (piece.whole_key(head, offset), piece.whole_value(head, offset)))
+        let is_same = offset < piece.shape.n_whole && codec == piece.shape.whole_codec;
+        if is_same {
+            copy_row((piece.whole_key(head, offset), piece.whole_value(head, offset)), out);
+        }
+        is_same
     }
 }

@@ -8,7 +8,7 @@ use super::route::Router;
 use super::run::runs;
 use super::seal::{Recipe, Source, seal_piece};
 use super::weights::{Weights, gate_mlp};
-use super::{PaperPlan, Piece, Placed, Run, demote, remove, shift};
+use super::{PaperPlan, Piece, Placed, Run, demote, remove, save, shift};
 use crate::attend::SoftmaxState;
 use crate::error::Result;
 use crate::model::Model;
@@ -20,14 +20,14 @@ use crate::routing::{
 };
 use crate::segment::{Moments, SegmentRule, cut};
 use crate::span::{Span, weights};
-use crate::store::SlowStore;
+use crate::store::{Image, ImageReader, SlowStore};
 
 #[derive(Clone)]
 pub struct PaperTokens {
     pub(super) model: Arc<Model>,
     pub(super) params: Arc<Params>,
     store: Arc<SlowStore>,
-    weights: Option<Weights>,
+    pub(super) weights: Option<Weights>,
     pub(super) runs: Vec<Run>,
     /// `[layer][run]`
     pub(super) layers: Vec<Vec<Placed>>,
@@ -51,6 +51,18 @@ impl PaperTokens {
             anchors: Vec::new(),
             demoted: 0,
         }
+    }
+
+    /// The tokens that an image holds.
+    pub fn restore(
+        model: &Arc<Model>,
+        params: &Arc<Params>,
+        store: &SlowStore,
+        image: &mut ImageReader,
+    ) -> Result<Self> {
+        let mut tokens = Self::new(model, params, store);
+        save::restore(&mut tokens, image)?;
+        Ok(tokens)
     }
 
     pub(super) fn rule(&self) -> SegmentRule {
@@ -103,7 +115,18 @@ impl PaperTokens {
             };
             *out = Some(make());
         });
+        self.store.take_fault()?;
         made.into_iter().flatten().map(|piece| piece.map(Placed::new)).collect()
+    }
+
+    /// Puts the routing weights in force.
+    pub(super) fn take_weights(&mut self) -> Result<&Weights> {
+        let weights = Weights::new(&self.model, self.params.seed)?;
+        // So that no route has to fail.
+        for layer in 0..self.layers.len() {
+            weights.layer(&self.model.geometry, layer)?;
+        }
+        Ok(self.weights.insert(weights))
     }
 
     pub(super) fn recipe(&self, layer: usize) -> Result<Recipe<'_>> {
@@ -166,13 +189,7 @@ impl SealedTokens for PaperTokens {
         _: usize,
         _: &dyn RecentQueries,
     ) -> Result<()> {
-        let weights = Weights::new(&self.model, self.params.seed)?;
-        // So that no route has to fail.
-        for layer in 0..self.layers.len() {
-            weights.layer(&self.model.geometry, layer)?;
-        }
-        self.weights = Some(weights);
-        Ok(())
+        self.take_weights().map(drop)
     }
 
     fn centre(&self, _: usize, _: usize) -> Option<&[f32]> {
@@ -419,5 +436,9 @@ impl SealedTokens for PaperTokens {
             report.span_lengths[(span.len().ilog2() as usize).min(last)] += 1;
         }
         report
+    }
+
+    fn save(&self, image: &mut Image) -> Result<()> {
+        save::save(self, image)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::Result;
 use crate::model::{DEFAULT_SUMMARY_DIM, GateMlp, Geometry, LayerRouting, Model, RoutingWeights};
+use crate::store::checksum;
 use crate::summary::Projection;
 
 /// Weights of one model, shared with whoever else uses them.
@@ -50,6 +51,21 @@ impl Weights {
             Self::Trained(model) => model.sidecar.as_ref()?.routing.as_ref(),
             Self::Untrained(untrained) => Some(&untrained.weights),
         }
+    }
+
+    /// Tells whether summaries that were made with some weights serve with these.
+    pub fn checksum(&self) -> Result<u32> {
+        let Some(weights) = self.all() else {
+            crate::error::fail!(Internal, "the routing weights of the sidecar vanished");
+        };
+        let mut bytes = Vec::new();
+        let mut checksums = Vec::new();
+        for layer in &weights.layers {
+            bytes.clear();
+            bytes.extend(layer.projection.iter().flat_map(|x| x.to_le_bytes()));
+            checksums.extend_from_slice(&checksum(&bytes).to_le_bytes());
+        }
+        Ok(checksum(&checksums))
     }
 
     /// One layer's projection and thresholds, `[n_heads]`.
