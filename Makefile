@@ -12,7 +12,7 @@ rustdoc := RUSTDOCFLAGS="-D warnings"
 soname := libsekv.so.$(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\)\..*/\1/p' Cargo.toml | head -n 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help build host demo test eval bench tables lint lint-format lint-clippy lint-docs \
+.PHONY: help build host demo test eval bench growth tables lint lint-format lint-clippy lint-docs \
         lint-header header valgrind clean
 
 help: ## list the commands
@@ -34,6 +34,10 @@ bench: ## speed against llama.cpp's attention and the bytes that must be read; w
 	@.ci/tools.sh build host
 	$(fetch) llama
 	$(cargo) bench --locked --bench attention
+
+growth: ## from 8K to a million tokens (25 GB of disk, 15 minutes); writes target/growth.json
+	@.ci/tools.sh build
+	$(cargo) bench --locked --bench growth
 
 tables: ## fill the tables of README.md and docs/evaluation.md from target/eval.json and target/bench.json
 	@python3 docs/tables.py
