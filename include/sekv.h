@@ -801,6 +801,11 @@ typedef struct sekv_statistics {
    * Sealing, a pass that sealed.
    */
   struct sekv_times seal;
+  /**
+   * Blocks that were made while their tokens were in the window, before the commit that sealed
+   * them.
+   */
+  uint64_t n_sealed_ahead;
 } sekv_statistics;
 
 #ifdef __cplusplus
@@ -898,7 +903,8 @@ void sekv_model_free(struct sekv_model *model);
 sekv_status sekv_params_init(struct sekv_params *params, size_t struct_size);
 
 /**
- * Makes a context: an empty cache for up to n_seq_max sequences. Starts n_threads - 1 threads.
+ * Makes a context: an empty cache for up to n_seq_max sequences. Starts n_threads - 1 threads,
+ * and, where there are any, one more that makes blocks while a sequence decodes.
  *
  * @param model   shared with the context; the handle may be freed at once
  * @param params  filled by sekv_params_init, then by the host; read during the call only

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::ahead::Sealer;
 use super::attend::{ROUTED_QUERIES, RoutedScratch};
 use super::budget;
 use super::pass::{LayerStep, Pass, PassSequence};
@@ -34,6 +35,8 @@ pub struct Context {
     pub(super) model: Arc<Model>,
     pub(super) params: Arc<Params>,
     pub(super) pool: Pool,
+    /// None where the calling thread is all there is.
+    sealer: Option<Sealer>,
     pub(super) store: SlowStore,
     pub(super) sequences: Vec<Option<Sequence>>,
     pub(super) fast_budget: FastBudget,
@@ -75,11 +78,13 @@ impl Context {
             folder.map(|path| BasisFolder::open(path, params.basis_limit, params.basis_io));
         let store = SlowStore::new(folder.transpose()?);
         let pool = Pool::new(params.n_threads)?;
+        let sealer = (pool.n_threads() > 1).then(Sealer::new).transpose()?;
         let mut sequences = Vec::new();
         sequences.try_reserve_exact(params.n_seq_max)?;
         sequences.resize_with(params.n_seq_max, || None);
         Ok(Self {
             pool,
+            sealer,
             store,
             sequences,
             fast_budget: params.fast_budget,
@@ -312,6 +317,9 @@ impl Context {
                 self.pool.team(|team| sequence.commit(team, &part.staged, tokens, is_prompt));
             sealed += done.sealed_tokens;
             note_seal(&mut self.counters, &mut self.events, done);
+            if let Some(sealer) = &self.sealer {
+                sequence.seal_ahead(sealer);
+            }
         }
         if sealed > 0 {
             self.counters.seal.add(started.elapsed());
@@ -362,7 +370,8 @@ impl Context {
         let mut counted = Counted::default();
         let rings = self.sequences.iter().flatten().map(|s| &s.queries);
         let rings = rings.filter(|queries| counted.is_new(queries));
-        self.scratch.bytes() + rings.map(|queries| queries.bytes()).sum::<u64>()
+        let plan = self.scratch.routed.plan.as_ref().map_or(0, |plan| plan.bytes());
+        self.scratch.bytes() + plan + rings.map(|queries| queries.bytes()).sum::<u64>()
     }
 
     pub(super) fn require_no_pass(&self, call: &str) -> Result<()> {
@@ -382,6 +391,7 @@ impl Context {
 }
 
 fn note_seal(counters: &mut Counters, events: &mut Vec<Error>, done: Committed) {
+    counters.sealed_ahead += u64::from(done.was_ahead);
     if let Some(error) = done.seal_error {
         counters.seal_failures += 1;
         events.push(error);

@@ -1,5 +1,6 @@
 //! Contexts: sequences of tokens, forward passes over them, and what they take.
 
+mod ahead;
 mod answer;
 mod attend;
 mod budget;

@@ -5,6 +5,7 @@ mod state;
 
 use std::sync::Arc;
 
+use super::ahead::{Ahead, BlockRows, Sealer};
 use super::pass::Staged;
 use super::queries::QueryRing;
 use super::residents::{OpenTokens, Residents, Stored};
@@ -39,12 +40,16 @@ pub struct Sequence {
     settled: bool,
     /// The last pass was part of a prompt.
     in_prompt: bool,
+    /// The next block, where it is being made already.
+    ahead: Option<Ahead>,
 }
 
 /// What a commit did besides appending.
 #[derive(Default)]
 pub struct Committed {
     pub sealed_tokens: usize,
+    /// What was sealed had been made ahead of time.
+    pub was_ahead: bool,
     /// Sealing failed; its tokens stay resident and are tried again.
     pub seal_error: Option<Error>,
 }
@@ -62,6 +67,7 @@ impl Sequence {
             queries: Arc::default(),
             settled: false,
             in_prompt: false,
+            ahead: None,
         }
     }
 
@@ -238,7 +244,17 @@ impl Sequence {
             stored: OpenTokens::stored_with(&self.residents, &self.model.geometry, &*self.sealed),
             staged,
         };
-        if let Err(e) = self.sealed.seal(team, &source, first, n, &self.surprisal[..first + n]) {
+        let made = self.ahead.take().filter(|ahead| (ahead.first, ahead.n) == (first, n));
+        let taken = match made.and_then(Ahead::take) {
+            Some(made) => self.sealed.take_sealed(made),
+            None => Ok(false),
+        };
+        committed.was_ahead = matches!(taken, Ok(true));
+        let sealed = match taken {
+            Ok(false) => self.sealed.seal(team, &source, first, n, &self.surprisal[..first + n]),
+            taken => taken.map(drop),
+        };
+        if let Err(e) = sealed {
             committed.seal_error = Some(e);
             return committed;
         }
@@ -246,6 +262,29 @@ impl Sequence {
         let row = self.n_sinks().min(self.residents.n_rows());
         self.residents.remove(row, n.min(self.residents.n_rows() - row));
         committed
+    }
+
+    /// Begins to make the next block while its tokens are in the window; a prompt seals many at
+    /// once, on all threads. Only where all of it is resident as it came, and nothing that a block
+    /// depends on is open.
+    pub fn seal_ahead(&mut self, sealer: &Sealer) {
+        let n = self.params.block_tokens;
+        if self.in_prompt || !self.settled || self.residents.is_turned() {
+            return;
+        }
+        let first = self.n_sinks() + self.sealed.n_tokens();
+        if self.ahead.as_ref().is_some_and(|ahead| ahead.first == first) {
+            return;
+        }
+        if first + n > self.n_tokens() || self.params.window < n {
+            return;
+        }
+        let Some(work) = self.sealed.seal_work(first, n) else { return };
+        let geometry = &self.model.geometry;
+        let row = self.n_sinks();
+        // Without memory for a copy the commit makes the block.
+        let Ok(rows) = BlockRows::copy(geometry, &self.residents, first, row, n) else { return };
+        self.ahead = sealer.start(first, rows, work);
     }
 
     /// The start of a pass: seals what waited for its surprisal, and, where a prompt has ended,

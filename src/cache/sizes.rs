@@ -18,6 +18,7 @@ use crate::store::SlowStore;
 pub struct Memory {
     /// Everything held on the fast tier between passes: the sum of the kinds.
     pub fast: u64,
+    /// A block that is being made ahead of time is among it.
     pub slow: u64,
     /// What of it lies in basis files.
     pub slow_file: u64,

@@ -110,6 +110,8 @@ pub struct Counters {
     pub plans_used: u64,
     pub plans_ignored: u64,
     pub seal_failures: u64,
+    /// Blocks that were made ahead of the commit that sealed them.
+    pub sealed_ahead: u64,
     pub scratch_peak: u64,
 }
 

@@ -136,7 +136,8 @@ fn run(state: &mut State, body: impl FnOnce(&mut State) -> Result<()>) -> (sekv_
     }
 }
 
-/// Makes a context: an empty cache for up to n_seq_max sequences. Starts n_threads - 1 threads.
+/// Makes a context: an empty cache for up to n_seq_max sequences. Starts n_threads - 1 threads,
+/// and, where there are any, one more that makes blocks while a sequence decodes.
 ///
 /// @param model   shared with the context; the handle may be freed at once
 /// @param params  filled by sekv_params_init, then by the host; read during the call only

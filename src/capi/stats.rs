@@ -157,6 +157,9 @@ pub struct sekv_statistics {
     pub attend: sekv_times,
     /// Sealing, a pass that sealed.
     pub seal: sekv_times,
+    /// Blocks that were made while their tokens were in the window, before the commit that sealed
+    /// them.
+    pub n_sealed_ahead: u64,
 }
 
 // SAFETY: `struct_size` first, numbers, ends with eight bytes of number.
@@ -205,6 +208,7 @@ impl From<Statistics> for sekv_statistics {
             zoom: (&counters.zoom).into(),
             attend: (&counters.attend).into(),
             seal: (&counters.seal).into(),
+            n_sealed_ahead: counters.sealed_ahead,
             ..Self::defaults()
         }
     }

@@ -99,6 +99,9 @@ pub trait Plan: Send {
     /// Tokens of `unit` seen at a resolution between coarse and exact.
     fn middle(&self, unit: usize) -> usize;
 
+    /// Bytes of what grows with the number of sealed tokens.
+    fn bytes(&self) -> u64;
+
     fn as_any(&mut self) -> &mut dyn Any;
 }
 
@@ -196,6 +199,12 @@ pub struct RoutingReport {
     pub span_lengths: [u64; 20],
 }
 
+/// The making of a block from its rows, on any thread.
+pub trait SealWork: Send {
+    /// What [`SealedTokens::take_sealed`] takes.
+    fn run(self: Box<Self>, rows: &dyn OpenRows) -> Result<Box<dyn Any + Send>>;
+}
+
 /// The sealed tokens of one sequence, all layers: those after the sinks and before the window.
 pub trait SealedTokens: Send + Sync {
     /// Whether the sequence-wide choices have been made; before, nothing can be sealed.
@@ -230,6 +239,18 @@ pub trait SealedTokens: Send + Sync {
         n: usize,
         surprisal: &[f32],
     ) -> Result<()>;
+
+    /// The work that seals tokens `first..first + n` of the sequence, to be done ahead of time; None
+    /// where this routing has none.
+    fn seal_work(&self, _first: usize, _n: usize) -> Option<Box<dyn SealWork>> {
+        None
+    }
+
+    /// Seals tokens from what their work has made, the same as [`Self::seal`] would have; says
+    /// whether it did: it does not where other choices hold by now.
+    fn take_sealed(&mut self, _made: Box<dyn Any + Send>) -> Result<bool> {
+        Ok(false)
+    }
 
     /// The same tokens for a copy of the sequence. What is sealed is shared, not copied; what one
     /// side does later the other does not see.

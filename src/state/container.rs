@@ -218,13 +218,17 @@ fn read_bytes(len: u64, out: &mut Vec<u8>, source: &mut Source) -> Result<()> {
     let Ok(len) = usize::try_from(len) else {
         fail!(Memory, "a part of {len} bytes is larger than memory");
     };
-    out.clear();
-    while out.len() < len {
-        let (start, n) = (out.len(), (len - out.len()).min(STEP));
-        out.try_reserve(n)?;
-        out.resize(start + n, 0);
-        source(&mut out[start..])?;
+    let mut at = 0;
+    while at < len {
+        let end = len.min(at + STEP);
+        if out.len() < end {
+            out.try_reserve(end - out.len())?;
+            out.resize(end, 0);
+        }
+        source(&mut out[at..end])?;
+        at = end;
     }
+    out.truncate(len);
     read_padding(len, source)
 }
 

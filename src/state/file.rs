@@ -9,7 +9,10 @@ use super::{Sink, Source};
 use crate::error::{Error, Result, Status, fail};
 use crate::store::{check_file_size, named_file};
 
-const BUFFER: usize = 1 << 20;
+/// Small writes are gathered, and small reads come from what was read with a larger one; what is
+/// larger goes past these buffers.
+const WRITE_BUFFER: usize = 1 << 20;
+const READ_BUFFER: usize = 16 << 10;
 
 /// Writes a file of `size` bytes beside the old one, if there is one, and puts it in its place when
 /// all of it is on the disk. Only its owner can read it: it holds what the context was told.
@@ -28,7 +31,7 @@ pub fn save_file(
         _ => Path::new("."),
     };
     let mut draft = Draft::new(folder).map_err(failed)?;
-    let mut out = BufWriter::with_capacity(BUFFER, &mut draft.file);
+    let mut out = BufWriter::with_capacity(WRITE_BUFFER, &mut draft.file);
     write(&mut |bytes| out.write_all(bytes).map_err(failed))?;
     out.flush().map_err(failed)?;
     drop(out);
@@ -116,7 +119,7 @@ pub fn load_file<R>(path: &Path, read: impl FnOnce(u64, &mut Source) -> Result<R
         if !metadata.is_file() {
             fail!(Io, "this is not a regular file");
         }
-        let mut file = BufReader::with_capacity(BUFFER / 4, file);
+        let mut file = BufReader::with_capacity(READ_BUFFER, file);
         read(metadata.len(), &mut |out| match file.read_exact(out) {
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
                 fail!(Format, "the file ends before the state does")

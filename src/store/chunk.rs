@@ -61,7 +61,7 @@ impl Chunk {
         matches!(self.medium, Medium::File { .. })
     }
 
-    /// The first byte, where the bytes can be addressed. Who writes has taken the part.
+    /// The first byte, where the bytes can be addressed.
     pub fn memory(&self) -> Option<*mut u8> {
         self.data
     }
@@ -85,10 +85,22 @@ impl Chunk {
         }
     }
 
-    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
-        match &self.medium {
-            Medium::File { file, start, .. } => file.write(start + at as u64, bytes),
-            Medium::Memory { .. } => fail!(Internal, "a chunk of memory was written as a file"),
+    /// Writes a part.
+    ///
+    /// # Safety
+    /// The part is the caller's own, and nobody else knows of it yet.
+    pub unsafe fn write(&self, at: usize, bytes: &[u8]) -> Result<()> {
+        assert!(at <= self.len && bytes.len() <= self.len - at, "a write beyond a chunk");
+        match (&self.medium, self.data) {
+            (Medium::File { file, start, .. }, _) => file.write(start + at as u64, bytes),
+            (Medium::Memory { .. }, Some(data)) => {
+                // SAFETY: within the chunk, by the assertion; unshared, by the caller's promise.
+                unsafe { data.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                Ok(())
+            }
+            (Medium::Memory { .. }, None) => {
+                fail!(Internal, "a chunk of memory has no address")
+            }
         }
     }
 }

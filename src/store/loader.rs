@@ -65,7 +65,7 @@ impl<'a> Loader<'a> {
                 return Ok(());
             }
         }
-        let segment = self.store.append_bytes(bytes)?;
+        let segment = self.store.append_bytes(bytes, self.description[number].1)?;
         self.segments.push(segment);
         Ok(())
     }

@@ -87,29 +87,47 @@ impl SlowStore {
     /// A segment of `len` bytes, zero at first, filled by `write`.
     pub fn append(&self, len: usize, write: impl FnOnce(&mut [u8])) -> Result<Segment> {
         let (chunk, start) = self.take(len)?;
-        let checksum = match chunk.memory() {
-            Some(data) => {
-                // SAFETY: `take` hands out this part once; it lies within the chunk.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(data.add(start), len) };
-                write(bytes);
-                checksum(bytes)
-            }
-            None => {
-                let mut bytes = AlignedBytes::zeroed(len)?;
-                write(&mut bytes);
-                if let Err(cause) = chunk.write(start, &bytes) {
-                    self.shared.give_up_files(&cause);
-                    return self.append_bytes(&bytes);
-                }
-                checksum(&bytes)
-            }
+        if chunk.is_file() {
+            // By one system call: a mapping would ask for each page by itself.
+            let mut bytes = AlignedBytes::zeroed(len)?;
+            write(&mut bytes);
+            let checksum = checksum(&bytes);
+            return self.write_to(chunk, start, &bytes, checksum);
+        }
+        let Some(data) = chunk.memory() else {
+            fail!(Internal, "a chunk of memory has no address");
         };
+        // SAFETY: `take` hands out this part once; it lies within the chunk.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(data.add(start), len) };
+        write(bytes);
+        let checksum = checksum(bytes);
         Ok(self.segment(chunk, start, len, checksum))
     }
 
-    /// A segment of these bytes.
-    pub fn append_bytes(&self, bytes: &[u8]) -> Result<Segment> {
-        self.append(bytes.len(), |out| out.copy_from_slice(bytes))
+    /// A segment of these bytes, of which the checksum is known.
+    pub fn append_bytes(&self, bytes: &[u8], checksum: u32) -> Result<Segment> {
+        let (chunk, start) = self.take(bytes.len())?;
+        self.write_to(chunk, start, bytes, checksum)
+    }
+
+    /// Writes a part that `take` has handed out. A file that cannot be written is given up, and
+    /// the bytes go to memory.
+    fn write_to(
+        &self,
+        chunk: Arc<Chunk>,
+        start: usize,
+        bytes: &[u8],
+        checksum: u32,
+    ) -> Result<Segment> {
+        // SAFETY: the part was handed out once.
+        match unsafe { chunk.write(start, bytes) } {
+            Ok(()) => Ok(self.segment(chunk, start, bytes.len(), checksum)),
+            Err(cause) if chunk.is_file() => {
+                self.shared.give_up_files(&cause);
+                self.append_bytes(bytes, checksum)
+            }
+            Err(cause) => Err(cause),
+        }
     }
 
     /// A segment of bytes that lie in a chunk already.

@@ -68,6 +68,7 @@ impl Sequence {
             queries: Arc::clone(&self.queries),
             settled: self.settled,
             in_prompt: self.in_prompt,
+            ahead: None,
         })
     }
 
@@ -90,6 +91,9 @@ impl Sequence {
 
     pub fn remove(&mut self, team: &Team, removal: Removal) {
         let Removal { tokens, sealed } = removal;
+        if self.ahead.as_ref().is_some_and(|ahead| tokens.start < ahead.first + ahead.n) {
+            self.ahead = None;
+        }
         if tokens.end == self.n_tokens() {
             return self.truncate(team, tokens.start);
         }
@@ -142,6 +146,7 @@ impl Sequence {
     /// Moves tokens by `delta` positions, which are free. On an error nothing changes.
     pub fn shift(&mut self, team: &Team, tokens: Range<usize>, delta: i32) -> Result<()> {
         let model = Arc::clone(&self.model);
+        self.ahead = None;
         // Keys without RoPE are the same at every position.
         if model.geometry.rope != RopeKind::None {
             let Places { sealed, sinks, window } = self.places(&tokens);

@@ -69,6 +69,7 @@ impl Sequence {
             queries: Arc::new(queries),
             settled,
             in_prompt,
+            ahead: None,
         })
     }
 }

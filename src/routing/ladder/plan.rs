@@ -79,6 +79,22 @@ pub struct PieceScratch {
     pub rows: RowScratch,
 }
 
+impl Piece {
+    fn bytes(&self) -> usize {
+        let numbers = [
+            &self.block_max,
+            &self.block_sum,
+            &self.factor,
+            &self.weights,
+            &self.chosen_weights,
+            &self.scratch.coarse,
+        ];
+        let numbers: usize = numbers.iter().map(|list| list.capacity()).sum();
+        let chosen = self.fetched.capacity() + self.middle.capacity();
+        4 * (numbers + self.kept.capacity()) + chosen * size_of::<Chosen>()
+    }
+}
+
 /// What the units of one pass and layer chose.
 #[derive(Default)]
 pub struct LadderPlan {
@@ -125,6 +141,10 @@ impl Plan for LadderPlan {
 
     fn middle(&self, unit: usize) -> usize {
         self.unit_pieces(unit).iter().map(|piece| piece.middle.len()).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.bytes() as u64).sum()
     }
 
     fn as_any(&mut self) -> &mut dyn Any {

@@ -343,10 +343,7 @@ impl Slab {
 
     /// Slow-tier bytes of the rows.
     pub fn slow_bytes(&self) -> usize {
-        match &self.rows {
-            Rows::Slow(segments) => segments.iter().map(|rows| rows.len()).sum(),
-            Rows::Fast => 0,
-        }
+        self.segments().iter().map(Segment::len).sum()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The sealed tokens of one sequence.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use super::attend::{attend_dense, attend_piece};
@@ -17,7 +18,7 @@ use crate::params::{BasisCodec, DenseLayers, Params};
 use crate::pool::Team;
 use crate::routing::{
     Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport, RowBytes,
-    SealedBytes, SealedTokens,
+    SealWork, SealedBytes, SealedTokens,
 };
 use crate::store::{Image, ImageReader, Segment, SlowStore};
 
@@ -117,6 +118,28 @@ impl LadderTokens {
         }
     }
 
+    /// Appends blocks, `[layer][block]`; on an error none.
+    fn append_blocks(
+        &mut self,
+        n_blocks: usize,
+        mut made: impl Iterator<Item = Result<Slab>>,
+    ) -> Result<()> {
+        let before = self.layers[0].n_blocks();
+        let mut append = || {
+            for layer in &mut self.layers {
+                let new = made.by_ref().take(n_blocks).map(|slab| Ok((slab?, None)));
+                layer.append(new.collect::<Result<_>>()?)?;
+            }
+            Ok(())
+        };
+        let result = append();
+        if result.is_err() {
+            self.layers.iter_mut().for_each(|layer| layer.truncate(before));
+        }
+        self.count_bytes();
+        result
+    }
+
     /// One layer with its blocks made anew, in parallel, each from its slab and number in it.
     pub(super) fn rebuilt_layer(
         &self,
@@ -208,6 +231,29 @@ impl LadderTokens {
             params.share_threshold * scale,
             has_values.then_some(params.middle_fraction),
         )
+    }
+}
+
+/// A block that is made ahead of time.
+struct BlockWork {
+    tokens: LadderTokens,
+    first: usize,
+}
+
+struct MadeBlock {
+    /// Those that its slabs were made for.
+    dense_layers: Vec<usize>,
+    /// `[layer]`
+    slabs: Vec<Slab>,
+}
+
+impl SealWork for BlockWork {
+    fn run(self: Box<Self>, rows: &dyn OpenRows) -> Result<Box<dyn Any + Send>> {
+        let layers = 0..self.tokens.layers.len();
+        let slabs = layers.map(|layer| self.tokens.make_block(layer, self.first, rows));
+        let slabs = slabs.collect::<Result<Vec<Slab>>>()?;
+        let dense_layers = self.tokens.layout.map_or(Vec::new(), |layout| layout.dense_layers);
+        Ok(Box::new(MadeBlock { dense_layers, slabs }))
     }
 }
 
@@ -345,21 +391,28 @@ impl SealedTokens for LadderTokens {
             let first = first + i % n_blocks * self.params.block_tokens;
             *out = Some(self.make_block(i / n_blocks, first, rows));
         });
-        let mut made = made.into_iter().flatten();
-        let before = self.layers[0].n_blocks();
-        let mut append = || {
-            for layer in &mut self.layers {
-                let new = made.by_ref().take(n_blocks).map(|slab| Ok((slab?, None)));
-                layer.append(new.collect::<Result<_>>()?)?;
-            }
-            Ok(())
-        };
-        let result = append();
-        if result.is_err() {
-            self.layers.iter_mut().for_each(|layer| layer.truncate(before));
+        self.append_blocks(n_blocks, made.into_iter().flatten())
+    }
+
+    fn seal_work(&self, first: usize, n: usize) -> Option<Box<dyn SealWork>> {
+        if n != self.params.block_tokens {
+            return None;
         }
-        self.count_bytes();
-        result
+        // Without the layers: nothing of them is kept alive for a block that is not among them.
+        let layers = vec![Layer::default(); self.layers.len()];
+        let store = Arc::clone(&self.store);
+        let tokens = Self { layers, store, layout: self.layout.clone(), ..self.clone() };
+        Some(Box::new(BlockWork { tokens, first }))
+    }
+
+    fn take_sealed(&mut self, made: Box<dyn Any + Send>) -> Result<bool> {
+        let Ok(made) = made.downcast::<MadeBlock>() else { return Ok(false) };
+        let dense = self.layout.as_ref().map(|layout| &layout.dense_layers);
+        if dense != Some(&made.dense_layers) {
+            return Ok(false);
+        }
+        self.append_blocks(1, made.slabs.into_iter().map(Ok))?;
+        Ok(true)
     }
 
     fn share(&self) -> Box<dyn SealedTokens> {

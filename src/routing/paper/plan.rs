@@ -74,6 +74,16 @@ impl Plan for PaperPlan {
         0
     }
 
+    fn bytes(&self) -> u64 {
+        let unit = |unit: &UnitPlan| {
+            let zoomed: usize = unit.zoomed.iter().map(Vec::capacity).sum();
+            let numbers = unit.scratch.products.capacity() + unit.scratch.bias.capacity();
+            8 * (zoomed + unit.rebuilt.capacity()) + 4 * numbers
+        };
+        let units: usize = self.units.iter().map(unit).sum();
+        (units + 8 * self.spans.capacity()) as u64
+    }
+
     fn as_any(&mut self) -> &mut dyn Any {
         self
     }

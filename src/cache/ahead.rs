@@ -1,0 +1,150 @@
+//! Sealing ahead: while a sequence decodes, its next block is made by a thread of its own, long
+//! before it leaves the window, so that no step waits for a block to be made.
+//!
+//! What is made, and when a sequence takes it over, do not depend on how fast the thread is: the
+//! block is taken over by the commit that would have made it, which waits where it has to. Until
+//! then its tokens are residents like all others.
+
+use std::any::Any;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+use super::residents::Residents;
+use crate::error::{Result, fail};
+use crate::kernels::RowCodec;
+use crate::model::Geometry;
+use crate::routing::{OpenRows, RowBytes, SealWork, copy_row};
+
+/// What [`SealWork::run`] made.
+pub type Made = Box<dyn Any + Send>;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread that makes blocks; it sleeps where there is nothing to make.
+pub struct Sealer {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sealer {
+    pub fn new() -> Result<Self> {
+        let (jobs, waiting) = channel::<Job>();
+        let work = move || {
+            while let Ok(job) = waiting.recv() {
+                // A panic is the block's: nobody gets it, and it is made by the commit instead.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+            }
+        };
+        match Builder::new().name("sekv-seal".to_owned()).spawn(work) {
+            Ok(thread) => Ok(Self { jobs: Some(jobs), thread: Some(thread) }),
+            Err(e) => fail!(Memory, "the sealing thread could not be started: {e}"),
+        }
+    }
+
+    /// Begins to make a block.
+    pub fn start(&self, first: usize, rows: BlockRows, work: Box<dyn SealWork>) -> Option<Ahead> {
+        let (sender, receiver) = sync_channel(1);
+        let n = rows.n;
+        let job = move || {
+            // Nobody waits any more where the sequence was changed meanwhile.
+            let _ = sender.send(work.run(&rows));
+        };
+        self.jobs.as_ref()?.send(Box::new(job)).ok()?;
+        Some(Ahead { first, n, receiver: Mutex::new(receiver) })
+    }
+}
+
+impl Drop for Sealer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // Its panics were caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A block that is being made.
+pub struct Ahead {
+    /// Its first token in the sequence, and how many it has.
+    pub first: usize,
+    pub n: usize,
+    /// Never locked but by its owner: a sequence is read by several threads.
+    receiver: Mutex<Receiver<Result<Made>>>,
+}
+
+impl Ahead {
+    /// Waits for the block; None where it could not be made.
+    pub fn take(self) -> Option<Made> {
+        self.receiver.into_inner().ok()?.recv().ok()?.ok()
+    }
+}
+
+/// A block's rows, copied: the sequence may change while the block is made.
+pub struct BlockRows {
+    codec: RowCodec,
+    first: usize,
+    n: usize,
+    /// `[layer][KV head]`: the rows' keys, and their values.
+    tables: Vec<Vec<(Vec<u8>, Vec<u8>)>>,
+    row_bytes: (usize, usize),
+}
+
+impl BlockRows {
+    /// Copies tokens `first..first + n` of a sequence, which begin at resident row `row`.
+    pub fn copy(
+        geometry: &Geometry,
+        residents: &Residents,
+        first: usize,
+        row: usize,
+        n: usize,
+    ) -> Result<Self> {
+        let codec = residents.codec();
+        let row_bytes = (codec.row_bytes(geometry.key_dim), codec.row_bytes(geometry.value_dim));
+        let mut tables = Vec::with_capacity(geometry.layers.len());
+        for (layer, shape) in geometry.layers.iter().enumerate() {
+            let heads = (0..shape.n_kv_heads).map(|head| {
+                let (mut keys, mut values) = (Vec::new(), Vec::new());
+                keys.try_reserve_exact(n * row_bytes.0)?;
+                values.try_reserve_exact(n * row_bytes.1)?;
+                for row in row..row + n {
+                    keys.extend_from_slice(residents.key(layer, head, row));
+                    values.extend_from_slice(residents.value(layer, head, row));
+                }
+                Ok((keys, values))
+            });
+            tables.push(heads.collect::<Result<Vec<_>>>()?);
+        }
+        Ok(Self { codec, first, n, tables, row_bytes })
+    }
+
+    fn row(&self, layer: usize, head: usize, token: usize) -> (&[u8], &[u8]) {
+        let ((keys, values), row) = (&self.tables[layer][head], token - self.first);
+        let (key_bytes, value_bytes) = self.row_bytes;
+        (&keys[row * key_bytes..][..key_bytes], &values[row * value_bytes..][..value_bytes])
+    }
+}
+
+impl OpenRows for BlockRows {
+    fn read(&self, layer: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
+        let (key_row, value_row) = self.row(layer, head, token);
+        self.codec.decode(key_row, key);
+        self.codec.decode(value_row, value);
+    }
+
+    fn copy_encoded(
+        &self,
+        codec: RowCodec,
+        layer: usize,
+        head: usize,
+        token: usize,
+        out: RowBytes,
+    ) -> bool {
+        let is_same = codec == self.codec;
+        if is_same {
+            copy_row(self.row(layer, head, token), out);
+        }
+        is_same
+    }
+}
