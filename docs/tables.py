@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Fills the tables of README.md and docs/ with what `make eval` and `make bench` measured.
+"""Fills the tables of README.md and docs/ with what `make eval`, `make bench` and `make growth`
+measured, and draws docs/growth.svg.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. Its numbers come from
-target/eval.json and target/bench.json and from nowhere else; where a file is missing, its tables
-stay as they are.
+target/eval.json, target/bench.json and target/growth.json and from nowhere else; where a file is
+missing, its tables stay as they are.
 """
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -167,6 +169,77 @@ def all_speeds(benches):
     )
 
 
+def growth(measured):
+    header = ["tokens", "attend, a layer", "times half as many tokens", "fetched", "in the middle", "fast tier", "slow tier, in files", "anonymous memory of the process"]
+    lines, before = [], None
+    for row in measured["rows"]:
+        seconds = row["median_s"] / measured["layers"]
+        lines.append(
+            [
+                f"{row['n_ctx']:,}",
+                f"{1e3 * seconds:.2f} ms",
+                f"{seconds / before:.2f}" if before else "-",
+                f"{row['fetched']:.0f}",
+                f"{row['middle']:.0f}",
+                f"{row['fast_bytes'] / MIB:.0f} MiB",
+                f"{row['slow_file_bytes'] / MIB:.0f} MiB",
+                f"{row['anonymous_bytes'] / MIB:.0f} MiB",
+            ]
+        )
+        before = seconds
+    return table(header, lines)
+
+
+def million(measured):
+    memory, state, errors = measured["memory"], measured["state"], measured["errors"]
+    n = max(row["n_ctx"] for row in measured["rows"])
+    rows = [
+        ["anonymous memory of the process", f"{memory['anonymous_bytes'] / MIB:.0f} MiB"],
+        ["its bound", f"{memory['bound_bytes'] / MIB:.0f} MiB"],
+        ["a full f16 cache", f"{memory['full_f16_bytes'] / MIB:.0f} MiB"],
+        ["the saved state", f"{state['state_bytes'] / MIB:.0f} MiB"],
+        ["saved, fsync included", f"{state['save_s']:.1f} s"],
+        ["`cp` of the file", f"{state['cp_s']:.1f} s"],
+        ["loaded and verified", f"{state['load_s']:.1f} s"],
+        ["load over `cp`, median of the turns", f"{state['load_over_cp']:.2f}"],
+        ["difference to dense attention in f64, of the largest value: default, mean and worst", f"{errors['mean']:.4f}, {errors['worst']:.4f}"],
+        ["the same with every token read, from the loaded state", f"{errors['all_mean']:.4f}, {errors['all_worst']:.4f}"],
+    ]
+    return table([f"{n:,} tokens, {measured['layers']} layers", ""], rows)
+
+
+def plot(measured):
+    """Time a layer against tokens, both logarithmic; a line of proportional growth beside it."""
+    points = [(row["n_ctx"], 1e3 * row["median_s"] / measured["layers"]) for row in measured["rows"]]
+    left, right, top, bottom = 60, 620, 20, 300
+    low_x, high_x = math.log2(points[0][0]), math.log2(points[-1][0])
+    low_y, high_y = math.log10(points[0][1]) - 0.1, math.log10(points[0][1]) + (high_x - low_x) * math.log10(2) + 0.1
+
+    def at(n, milliseconds):
+        x = left + (math.log2(n) - low_x) / (high_x - low_x) * (right - left)
+        y = bottom - (math.log10(milliseconds) - low_y) / (high_y - low_y) * (bottom - top)
+        return f"{x:.1f},{y:.1f}"
+
+    proportional = [points[0], (points[-1][0], points[0][1] * points[-1][0] / points[0][0])]
+    marks = []
+    for n, milliseconds in points:
+        x, y = at(n, milliseconds).split(",")
+        name = f"{n >> 10}K" if n < 1 << 20 else f"{n >> 20}M"
+        marks.append(f'<circle cx="{x}" cy="{y}" r="3"/><text x="{x}" y="{float(y) - 8}">{milliseconds:.3g}</text><text x="{x}" y="{bottom + 18}">{name}</text>')
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 340" font-family="sans-serif" font-size="11" text-anchor="middle">',
+        '<rect width="660" height="340" fill="white"/>',
+        f'<path d="M{left},{top}V{bottom}H{right}" fill="none" stroke="#888"/>',
+        f'<polyline points="{" ".join(at(*p) for p in proportional)}" fill="none" stroke="#bbb" stroke-dasharray="4 3"/>',
+        f'<polyline points="{" ".join(at(*p) for p in points)}" fill="none" stroke="#2060a0" stroke-width="2"/>',
+        *marks,
+        f'<text x="{(left + right) / 2}" y="335">tokens; dashed: in proportion to them</text>',
+        f'<text x="20" y="160" transform="rotate(-90 20 160)">ms a layer</text>',
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 # Which file each table needs.
 TABLES = {
     "fidelity": ("target/eval.json", fidelity),
@@ -175,6 +248,8 @@ TABLES = {
     "all methods": ("target/eval.json", all_methods),
     "speed": ("target/bench.json", speed),
     "all speeds": ("target/bench.json", all_speeds),
+    "growth": ("target/growth.json", growth),
+    "million": ("target/growth.json", million),
 }
 
 
@@ -186,6 +261,9 @@ def main():
             continue
         texts[name] = make(json.loads((ROOT / source).read_text()))
         print(f"{name}, from {source}\n\n{texts[name]}\n")
+    measured = ROOT / "target/growth.json"
+    if measured.exists():
+        (ROOT / "docs/growth.svg").write_text(plot(json.loads(measured.read_text())))
     for page in PAGES:
         path = ROOT / page
         old = path.read_text()

@@ -359,8 +359,11 @@ fn main() {
     );
     assert!(worst_all < 0.03, "with every token read the answer is the codec's");
     let json = json!({
-        "rows": rows, "state": restored,
-        "memory": { "anonymous_bytes": anonymous, "bound_bytes": bound },
+        "layers": LAYERS, "rows": rows, "state": restored,
+        "memory": {
+            "anonymous_bytes": anonymous, "bound_bytes": bound,
+            "full_f16_bytes": memory.full_f16,
+        },
         "errors": { "mean": mean, "worst": worst, "all_mean": mean_all, "all_worst": worst_all },
     });
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/target/growth.json");

@@ -12,7 +12,7 @@ pub use aligned::AlignedBytes;
 pub use basis_file::{BasisFolder, BasisIo, check_file_size, named_file, unnamed_file};
 pub use image::{Image, ImageReader, Parts, Stored};
 pub use loader::Loader;
-pub use slow::{Segment, SlowStore};
+pub use slow::{Reserved, Segment, SlowStore};
 
 /// CRC-32C of some bytes.
 pub fn checksum(bytes: &[u8]) -> u32 {

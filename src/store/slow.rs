@@ -86,42 +86,48 @@ impl SlowStore {
 
     /// A segment of `len` bytes, zero at first, filled by `write`.
     pub fn append(&self, len: usize, write: impl FnOnce(&mut [u8])) -> Result<Segment> {
+        self.fill(self.reserve(len)?, write)
+    }
+
+    /// Room for a segment of `len` bytes. Who makes many at once asks for all of the room first:
+    /// what lives long then lies apart from what is given back soon, and leaves no holes between.
+    pub fn reserve(&self, len: usize) -> Result<Reserved> {
         let (chunk, start) = self.take(len)?;
+        Ok(Reserved(self.segment(chunk, start, len, 0)))
+    }
+
+    /// The segment of some room, zero at first, filled by `write`.
+    pub fn fill(&self, room: Reserved, write: impl FnOnce(&mut [u8])) -> Result<Segment> {
+        let (chunk, start) = room.0.place();
+        let len = room.0.len();
         if chunk.is_file() {
             // By one system call: a mapping would ask for each page by itself.
             let mut bytes = AlignedBytes::zeroed(len)?;
             write(&mut bytes);
             let checksum = checksum(&bytes);
-            return self.write_to(chunk, start, &bytes, checksum);
+            return self.write_to(room, &bytes, checksum);
         }
         let Some(data) = chunk.memory() else {
             fail!(Internal, "a chunk of memory has no address");
         };
-        // SAFETY: `take` hands out this part once; it lies within the chunk.
+        // SAFETY: the room was handed out once; it lies within the chunk.
         let bytes = unsafe { std::slice::from_raw_parts_mut(data.add(start), len) };
         write(bytes);
         let checksum = checksum(bytes);
-        Ok(self.segment(chunk, start, len, checksum))
+        room.filled(checksum)
     }
 
     /// A segment of these bytes, of which the checksum is known.
     pub fn append_bytes(&self, bytes: &[u8], checksum: u32) -> Result<Segment> {
-        let (chunk, start) = self.take(bytes.len())?;
-        self.write_to(chunk, start, bytes, checksum)
+        self.write_to(self.reserve(bytes.len())?, bytes, checksum)
     }
 
-    /// Writes a part that `take` has handed out. A file that cannot be written is given up, and
-    /// the bytes go to memory.
-    fn write_to(
-        &self,
-        chunk: Arc<Chunk>,
-        start: usize,
-        bytes: &[u8],
-        checksum: u32,
-    ) -> Result<Segment> {
-        // SAFETY: the part was handed out once.
+    /// Writes some room. A file that cannot be written is given up, and the bytes go to memory.
+    fn write_to(&self, room: Reserved, bytes: &[u8], checksum: u32) -> Result<Segment> {
+        let (chunk, start) = room.0.place();
+        // SAFETY: the room was handed out once.
         match unsafe { chunk.write(start, bytes) } {
-            Ok(()) => Ok(self.segment(chunk, start, bytes.len(), checksum)),
+            Ok(()) => room.filled(checksum),
             Err(cause) if chunk.is_file() => {
                 self.shared.give_up_files(&cause);
                 self.append_bytes(bytes, checksum)
@@ -213,6 +219,19 @@ impl SlowStore {
     /// read, or memory.
     pub fn medium(&self) -> Option<(std::path::PathBuf, BasisIo)> {
         self.shared.folder.as_ref().map(|folder| (folder.path().to_owned(), folder.io()))
+    }
+}
+
+/// Room for a segment that nobody else knows of.
+pub struct Reserved(Segment);
+
+impl Reserved {
+    fn filled(mut self, checksum: u32) -> Result<Segment> {
+        match Arc::get_mut(&mut self.0.0) {
+            Some(run) => run.checksum = checksum,
+            None => fail!(Internal, "the room for a segment is shared"),
+        }
+        Ok(self.0)
     }
 }
 

@@ -34,6 +34,9 @@ impl Token {
     /// keep frequencies as f32.
     pub fn keys(&self, layer: usize) -> Vec<f32> {
         let mut keys = self.keys[layer].clone();
+        if self.shift == 0 {
+            return keys;
+        }
         for key in keys.chunks_mut(DIM) {
             for i in 0..DIM / 2 {
                 let frequency = 1e4f64.powf(-2.0 * i as f64 / DIM as f64) as f32;
@@ -85,13 +88,13 @@ impl World {
     /// committed.
     pub fn pass(&mut self, members: &[Vec<i32>], gap: i32, commit: bool) {
         let n = members.len();
-        let mut lists = self.lists.clone();
+        let before: Vec<usize> = self.lists.iter().map(Vec::len).collect();
         let mut tokens = Vec::new();
         for sequences in members {
-            let last = |&s: &i32| lists[s as usize].last().map_or(-1, |t| t.position);
-            let position = sequences.iter().map(last).max().unwrap() + 1 + gap;
+            let last = sequences.iter().map(|&s| self.last(s as usize)).max().unwrap();
+            let position = last + 1 + gap;
             let token = Token { position, shift: 0, keys: Vec::new(), values: Vec::new() };
-            sequences.iter().for_each(|&s| lists[s as usize].push(token.clone()));
+            sequences.iter().for_each(|&s| self.lists[s as usize].push(token.clone()));
             tokens.push(BatchToken { position, sequences });
         }
         self.context.begin(&tokens).unwrap();
@@ -100,8 +103,8 @@ impl World {
         let mut seen = vec![0; members.len()];
         for (i, sequences) in members.iter().enumerate() {
             let s = sequences[0];
-            let before = members[..=i].iter().filter(|m| m.contains(&s)).count();
-            seen[i] = self.lists[s as usize].len() + before;
+            let own = members[..=i].iter().filter(|m| m.contains(&s)).count();
+            seen[i] = before[s as usize] + own;
         }
         for il in 0..LAYERS {
             let mut k = self.random.normals(n * KV_HEADS * DIM);
@@ -114,37 +117,40 @@ impl World {
             self.context.ingest(il, &k_view, &v_view).unwrap();
             let (q_view, out_view) = (view(&mut q, DIM, HEADS, n), view(&mut out, DIM, HEADS, n));
             self.context.attend(il, &q_view, None, &out_view).unwrap();
-            let mut next: Vec<usize> = self.lists.iter().map(Vec::len).collect();
+            let mut next = before.clone();
             for (t, sequences) in members.iter().enumerate() {
                 for &s in sequences {
-                    let token = &mut lists[s as usize][next[s as usize]];
+                    let token = &mut self.lists[s as usize][next[s as usize]];
                     token.keys.push(k[t * KV_HEADS * DIM..][..KV_HEADS * DIM].to_vec());
                     token.values.push(v[t * KV_HEADS * DIM..][..KV_HEADS * DIM].to_vec());
                     next[s as usize] += 1;
                 }
             }
+            // Each sequence's rows, as they are where its tokens are.
+            let mut rows: Vec<Option<[Vec<Vec<f32>>; 2]>> = vec![None; SEQUENCES];
             for (t, sequences) in members.iter().enumerate() {
-                let list = &lists[sequences[0] as usize][..seen[t]];
-                let keys: Vec<Vec<f32>> = list.iter().map(|token| token.keys(il)).collect();
-                let values: Vec<Vec<f32>> =
-                    list.iter().map(|token| token.values[il].clone()).collect();
+                let s = sequences[0] as usize;
+                let [keys, values] = rows[s].get_or_insert_with(|| {
+                    let values = self.lists[s].iter().map(|token| token.values[il].clone());
+                    [self.lists[s].iter().map(|token| token.keys(il)).collect(), values.collect()]
+                });
+                let (keys, values) = (&keys[..seen[t]], &values[..seen[t]]);
                 for h in 0..HEADS {
                     let row = (t * HEADS + h) * DIM..(t * HEADS + h + 1) * DIM;
-                    let want = dense(&q[row.clone()], h / 2, &keys, &values, DIM, DIM);
+                    let want = dense(&q[row.clone()], h / 2, keys, values, DIM, DIM);
                     self.worst = self.worst.max(difference(&out[row], &want));
                 }
-                let n_before = self.lists[sequences[0] as usize].len();
-                self.attended += list.len() as f64;
-                self.sealed += n_before as f64 * share_sealed;
+                self.attended += seen[t] as f64;
+                self.sealed += before[s] as f64 * share_sealed;
             }
         }
         if commit {
             let surprisal: Vec<f32> =
                 (0..n).map(|_| -self.random.uniform().max(1e-7).ln()).collect();
             self.context.commit(self.surprisal.then_some(&surprisal)).unwrap();
-            self.lists = lists;
         } else {
             self.context.abort().unwrap();
+            self.lists.iter_mut().zip(before).for_each(|(list, n)| list.truncate(n));
         }
     }
 

@@ -140,7 +140,8 @@ fn seal_parts(tokens: &LadderTokens, layer: usize, parts: &[Part]) -> Result<(Sl
     let slab = if first.is_dense() {
         dense_block(shape, &source)?
     } else {
-        seal_block(shape, &layout.heads[layer], &source, &tokens.store)?
+        let room = tokens.store.reserve(shape.rows_bytes())?;
+        seal_block(shape, &layout.heads[layer], &source, &tokens.store, room)?
     };
     Ok((slab, turn))
 }

@@ -414,7 +414,8 @@ mod tests {
 
     /// A block that says its number in every stream and row, plus its head's in the means.
     fn block(store: &SlowStore, shape: BlockShape, number: u8) -> Slab {
-        Slab::sealed(shape, store, |slab, rows| {
+        let room = store.reserve(shape.rows_bytes()).unwrap();
+        Slab::sealed(shape, store, room, |slab, rows| {
             rows.fill(number);
             for head in 0..shape.n_kv_heads {
                 for stream in [Stream::Codes, Stream::Channels, Stream::Coefficients] {

@@ -5,7 +5,7 @@ use super::slab::{BlockShape, Sketch, Slab, Stream, halves_mut};
 use crate::error::Result;
 use crate::kernels::{RowCodec, coefficients_pack, row_scores, sketch_pack};
 use crate::routing::OpenRows;
-use crate::store::SlowStore;
+use crate::store::{Reserved, SlowStore};
 
 /// Where a block's tokens come from: a layer and the first token's index in the sequence.
 pub struct Source<'a> {
@@ -29,15 +29,16 @@ impl HeadRows {
     }
 }
 
-/// Seals the block's tokens for all KV heads of one layer.
+/// Seals the block's tokens for all KV heads of one layer; `room` is for its rows.
 pub fn seal_block(
     shape: BlockShape,
     heads: &[HeadLayout],
     source: &Source,
     store: &SlowStore,
+    room: Reserved,
 ) -> Result<Slab> {
     let mut scratch = HeadRows::new(&shape);
-    Slab::sealed(shape, store, |slab, rows| {
+    Slab::sealed(shape, store, room, |slab, rows| {
         for (head, layout) in heads.iter().enumerate() {
             read_head(&shape, source, head, &mut scratch);
             write_rows(&shape, source, head, &scratch, rows);

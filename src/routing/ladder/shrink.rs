@@ -110,5 +110,6 @@ fn seal_again(
     store: &crate::store::SlowStore,
 ) -> Result<Slab> {
     let rows = BlockRows { slab, block, first: 0 };
-    seal_block(shape, heads, &Source { rows: &rows, layer, first: 0 }, store)
+    let room = store.reserve(shape.rows_bytes())?;
+    seal_block(shape, heads, &Source { rows: &rows, layer, first: 0 }, store, room)
 }

@@ -7,7 +7,7 @@ use half::f16;
 use crate::error::Result;
 use crate::kernels::{RowCodec, SketchShape, prefetch};
 use crate::routing::{RowBytes, copy_row};
-use crate::store::{AlignedBytes, Segment, SlowStore, Stored};
+use crate::store::{AlignedBytes, Reserved, Segment, SlowStore, Stored};
 
 /// What a block keeps of each key for scoring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,15 +162,17 @@ impl Slab {
         Ok(Self { shape, n_blocks: 1, fast, rows: Rows::Fast })
     }
 
-    /// One block, of which `write` fills streams (through [`Slab::stream_mut`]) and rows.
+    /// One block, of which `write` fills streams (through [`Slab::stream_mut`]) and rows; `room` is
+    /// for [`BlockShape::rows_bytes`].
     pub fn sealed(
         shape: BlockShape,
         store: &SlowStore,
+        room: Reserved,
         write: impl FnOnce(&mut Self, &mut [u8]),
     ) -> Result<Self> {
         let fast = AlignedBytes::zeroed(shape.fast_bytes())?;
         let mut slab = Self { shape, n_blocks: 1, fast, rows: Rows::Fast };
-        let rows = store.append(shape.rows_bytes(), |rows| write(&mut slab, rows))?;
+        let rows = store.fill(room, |rows| write(&mut slab, rows))?;
         slab.rows = Rows::Slow(vec![rows]);
         Ok(slab)
     }

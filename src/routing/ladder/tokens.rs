@@ -20,7 +20,7 @@ use crate::routing::{
     Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport, RowBytes,
     SealWork, SealedBytes, SealedTokens,
 };
-use crate::store::{Image, ImageReader, Segment, SlowStore};
+use crate::store::{Image, ImageReader, Reserved, Segment, SlowStore};
 
 /// Blocks that one thread takes at a time, at the least: below, sharing costs more than it gains.
 const BLOCKS_A_PIECE: usize = 8;
@@ -105,16 +105,30 @@ impl LadderTokens {
         layout::sketch_of(self.params.sketch_profile(dim), dim)
     }
 
-    fn make_block(&self, layer: usize, first: usize, rows: &dyn OpenRows) -> Result<Slab> {
+    /// Room for the rows of `n` new blocks of a layer; None where its rows are resident.
+    fn room(&self, layer: usize, n: usize) -> impl Iterator<Item = Result<Option<Reserved>>> {
+        let is_slow = !self.is_dense(layer);
+        let len = self.shape(layer, self.sketch()).rows_bytes();
+        (0..n).map(move |_| is_slow.then(|| self.store.reserve(len)).transpose())
+    }
+
+    fn make_block(
+        &self,
+        layer: usize,
+        first: usize,
+        rows: &dyn OpenRows,
+        room: Option<Reserved>,
+    ) -> Result<Slab> {
         let source = Source { rows, layer, first };
         let Some(layout) = &self.layout else {
             fail!(Internal, "tokens were to be sealed before there was a layout");
         };
-        if self.is_dense(layer) {
-            dense_block(self.dense_shape(layer), &source)
-        } else {
-            let shape = self.shape(layer, self.sketch());
-            seal_block(shape, &layout.heads[layer], &source, &self.store)
+        match room {
+            None => dense_block(self.dense_shape(layer), &source),
+            Some(room) => {
+                let shape = self.shape(layer, self.sketch());
+                seal_block(shape, &layout.heads[layer], &source, &self.store, room)
+            }
         }
     }
 
@@ -250,7 +264,12 @@ struct MadeBlock {
 impl SealWork for BlockWork {
     fn run(self: Box<Self>, rows: &dyn OpenRows) -> Result<Box<dyn Any + Send>> {
         let layers = 0..self.tokens.layers.len();
-        let slabs = layers.map(|layer| self.tokens.make_block(layer, self.first, rows));
+        let room = layers.flat_map(|layer| self.tokens.room(layer, 1));
+        let room = room.collect::<Result<Vec<Option<Reserved>>>>()?;
+        let slabs = room
+            .into_iter()
+            .enumerate()
+            .map(|(layer, room)| self.tokens.make_block(layer, self.first, rows, room));
         let slabs = slabs.collect::<Result<Vec<Slab>>>()?;
         let dense_layers = self.tokens.layout.map_or(Vec::new(), |layout| layout.dense_layers);
         Ok(Box::new(MadeBlock { dense_layers, slabs }))
@@ -385,13 +404,18 @@ impl SealedTokens for LadderTokens {
     ) -> Result<()> {
         let n_blocks = n / self.params.block_tokens;
         let n_layers = self.layers.len();
-        let mut made: Vec<Option<Result<Slab>>> = Vec::new();
-        made.resize_with(n_layers * n_blocks, || None);
-        team.for_each_mut(&mut made, |i, out| {
+        type Making = (Option<Reserved>, Option<Result<Slab>>);
+        let mut made: Vec<Making> = Vec::with_capacity(n_layers * n_blocks);
+        for layer in 0..n_layers {
+            for room in self.room(layer, n_blocks) {
+                made.push((room?, None));
+            }
+        }
+        team.for_each_mut(&mut made, |i, (room, out)| {
             let first = first + i % n_blocks * self.params.block_tokens;
-            *out = Some(self.make_block(i / n_blocks, first, rows));
+            *out = Some(self.make_block(i / n_blocks, first, rows, room.take()));
         });
-        self.append_blocks(n_blocks, made.into_iter().flatten())
+        self.append_blocks(n_blocks, made.into_iter().filter_map(|(_, slab)| slab))
     }
 
     fn seal_work(&self, first: usize, n: usize) -> Option<Box<dyn SealWork>> {
