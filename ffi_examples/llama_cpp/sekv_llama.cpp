@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 namespace sekv_llama {
 
@@ -45,6 +46,8 @@ std::unique_ptr<cache> cache::create(const llama_model * model, const std::strin
     }
     made->llama_model_ = model;
     made->params_ = params;
+    // Its text is the host's, for sekv_init alone.
+    made->params_.basis_folder = nullptr;
     made->n_layer_ = llama_model_n_layer(model);
     made->metadata_scale_ = metadata_attention_scale(model);
     return made;
@@ -105,6 +108,22 @@ sekv_statistics cache::statistics() const {
     return statistics;
 }
 
+int32_t cache::n_vocab() const { return llama_vocab_n_tokens(llama_model_get_vocab(llama_model_)); }
+
+void cache::forget_status() {
+    status_ = SEKV_OK;
+    error_.clear();
+}
+
+// Negative: of all sequences.
+void cache::forget_logits(int32_t seq) {
+    if (seq < 0) {
+        last_logits_.clear();
+    } else {
+        last_logits_.erase(seq);
+    }
+}
+
 void cache::fail(sekv_status status, const std::string & message) {
     if (status_ == SEKV_OK) {
         status_ = status;
@@ -146,8 +165,7 @@ void cache::read_batch(const llama_batch & batch) {
 }
 
 sekv_status cache::decode(llama_context * context, const llama_batch & batch) {
-    status_ = SEKV_OK;
-    error_.clear();
+    forget_status();
     pass_open_ = false;
     forget_graph();
     read_batch(batch);
@@ -161,8 +179,11 @@ sekv_status cache::decode(llama_context * context, const llama_batch & batch) {
         }
     }
 
+    // llama.cpp would count on from its own few cells, of which there may be none.
+    llama_batch placed = batch;
+    placed.pos = running_.positions.data();
     decoding_ = true;
-    const int32_t returned = llama_decode(context, batch);
+    const int32_t returned = llama_decode(context, placed);
     llama_synchronize(context);
     decoding_ = false;
     if (returned != 0) {
@@ -196,7 +217,8 @@ void cache::roll_back(llama_context * context) {
 }
 
 // llama.cpp keeps the newest cell of each sequence, so that its own checks of positions go on
-// working; all that attention needs is in libsekv.
+// working; all that attention needs is in libsekv. Where it has none of a sequence, it accepts any
+// position to go on from.
 void cache::free_cells(llama_context * context) {
     for (const auto & [seq, last] : running_.last_pos) {
         llama_memory_seq_rm(llama_get_memory(context), seq, -1, last);
@@ -204,28 +226,86 @@ void cache::free_cells(llama_context * context) {
 }
 
 sekv_status cache::seq_rm(llama_context * context, int32_t seq, int32_t first_pos, int32_t end_pos) {
-    status_ = SEKV_OK;
-    error_.clear();
+    forget_status();
     take_status(sekv_seq_rm(context_, seq, first_pos, end_pos));
     if (status_ == SEKV_OK) {
-        // The newest cell may be among the removed; then llama.cpp's sequence is empty, and an
-        // empty sequence accepts any position to go on from.
-        llama_memory_seq_rm(llama_get_memory(context), seq, first_pos, end_pos);
-        if (seq < 0) {
-            last_logits_.clear();
-        } else {
-            last_logits_.erase(seq);
+        llama_memory_seq_rm(llama_get_memory(context), std::max(seq, -1), first_pos, end_pos);
+        forget_logits(seq);
+    }
+    return status_;
+}
+
+sekv_status cache::seq_cp(llama_context * context, int32_t from, int32_t to, int32_t first_pos, int32_t end_pos) {
+    forget_status();
+    const bool fills_target = last_pos(to) < 0;
+    take_status(sekv_seq_cp(context_, from, to, first_pos, end_pos));
+    if (status_ != SEKV_OK || !fills_target) {
+        return status_;
+    }
+    // The newest cell goes along where the range has it: llama.cpp decodes a token of two sequences
+    // only where both end alike.
+    llama_memory_seq_cp(llama_get_memory(context), from, to, first_pos, end_pos);
+    const auto logits = last_logits_.find(from);
+    if (logits != last_logits_.end() && last_pos(to) == last_pos(from)) {
+        last_logits_[to] = logits->second;
+    }
+    return status_;
+}
+
+sekv_status cache::seq_keep(llama_context * context, int32_t seq) {
+    forget_status();
+    take_status(sekv_seq_keep(context_, seq));
+    if (status_ == SEKV_OK) {
+        llama_memory_seq_keep(llama_get_memory(context), seq);
+        for (auto logits = last_logits_.begin(); logits != last_logits_.end();) {
+            logits = logits->first == seq ? std::next(logits) : last_logits_.erase(logits);
         }
     }
     return status_;
 }
 
+// The newest token stays the newest, and what the model said after it stays said: last_logits_ too.
+sekv_status cache::seq_add(llama_context * context, int32_t seq, int32_t first_pos, int32_t end_pos, int32_t delta) {
+    forget_status();
+    take_status(sekv_seq_add(context_, seq, first_pos, end_pos, delta));
+    if (status_ == SEKV_OK) {
+        // llama_memory_seq_add would turn the keys of llama.cpp's cells by a graph of its own, for
+        // nothing: no cell's key is read.
+        llama_memory_seq_rm(llama_get_memory(context), seq, -1, -1);
+    }
+    return status_;
+}
+
 sekv_status cache::clear(llama_context * context) {
-    status_ = SEKV_OK;
-    error_.clear();
+    forget_status();
     take_status(sekv_clear(context_));
     llama_memory_clear(llama_get_memory(context), false);
     last_logits_.clear();
+    return status_;
+}
+
+sekv_status cache::save_state(int32_t seq, const state_writer & write) {
+    forget_status();
+    const auto write_through = [](const void * data, size_t size, void * user) {
+        return (*static_cast<const state_writer *>(user))(data, size) ? 0 : 1;
+    };
+    take_status(sekv_state_save_to(context_, seq, write_through, const_cast<state_writer *>(&write)));
+    return status_;
+}
+
+sekv_status cache::load_state(llama_context * context, int32_t seq, const state_reader & read, const float * last_logits) {
+    forget_status();
+    const auto read_through = [](void * data, size_t size, void * user) {
+        return (*static_cast<const state_reader *>(user))(data, size) ? 0 : 1;
+    };
+    take_status(sekv_state_load_from(context_, seq, read_through, const_cast<state_reader *>(&read)));
+    if (status_ == SEKV_OK) {
+        llama_memory_seq_rm(llama_get_memory(context), seq, -1, -1);
+        forget_logits(seq);
+        if (feed_surprisal_ && last_logits != nullptr && seq >= 0) {
+            last_logits_[seq].assign(last_logits, last_logits + n_vocab());
+        }
+    }
     return status_;
 }
 
@@ -309,7 +389,7 @@ void cache::end_of_layer(int32_t layer, const sekv_view * zero_out) {
 // Surprisal of a token needs the logits after the one before it: of this batch, or the newest of
 // the batch before. Tokens without it are NaN, which libsekv reads as unknown.
 void cache::hand_over_surprisal(llama_context * context, const llama_batch & batch) {
-    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_model_));
+    const int32_t n_vocab = this->n_vocab();
     if (batch.token == nullptr) {
         return;
     }

@@ -10,7 +10,8 @@
 //     ...
 //     if (cache->decode(context, batch) != SEKV_OK) { /* cache->error() */ }
 //
-// and sends sequence operations through the cache (seq_rm, clear) instead of llama_memory_*.
+// and sends sequence operations and saved states through the cache (seq_rm, seq_cp, save_state, ...)
+// instead of llama_memory_* and llama_state_*.
 //
 // Threads: one cache serves one llama_context; both belong to one thread at a time.
 // Ownership: the cache must outlive the llama_context that it configured, since that context's
@@ -22,6 +23,7 @@
 #include "sekv.h"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,6 +39,10 @@ std::string unsupported_model(const llama_model * model, const std::string & ggu
 
 // What the model's metadata says that scores are multiplied by; 0 where it leaves that to the architecture.
 float metadata_attention_scale(const llama_model * model);
+
+// Take or fill `size` bytes, the next of a state, all of them. False ends the call; none may throw.
+using state_writer = std::function<bool(const void * data, size_t size)>;
+using state_reader = std::function<bool(void * data, size_t size)>;
 
 class cache : public graph_tap {
 public:
@@ -57,9 +63,20 @@ public:
     // error() has the first message. Logits and embeddings are read as after llama_decode.
     sekv_status decode(llama_context * context, const llama_batch & batch);
 
-    // Instead of llama_memory_seq_rm and llama_memory_clear.
+    // Instead of the llama_memory_* of the same names; negative positions as there. seq_cp wants an
+    // empty target.
     sekv_status seq_rm(llama_context * context, int32_t seq, int32_t first_pos, int32_t end_pos);
+    sekv_status seq_cp(llama_context * context, int32_t from, int32_t to, int32_t first_pos, int32_t end_pos);
+    sekv_status seq_keep(llama_context * context, int32_t seq);
+    sekv_status seq_add(llama_context * context, int32_t seq, int32_t first_pos, int32_t end_pos, int32_t delta);
     sekv_status clear(llama_context * context);
+
+    // A sequence's state as a stream of bytes (seq -1: all sequences'), instead of llama_state_*:
+    // all that decoding needs, but for the tokens. A state that can't be loaded changes nothing.
+    // `last_logits`, those after the one sequence's newest token, or nullptr: the next token's
+    // surprisal follows from them.
+    sekv_status save_state(int32_t seq, const state_writer & write);
+    sekv_status load_state(llama_context * context, int32_t seq, const state_reader & read, const float * last_logits);
 
     // -1: empty.
     int32_t last_pos(int32_t seq) const;
@@ -96,6 +113,9 @@ private:
     void end_of_layer(int32_t layer, const sekv_view * out);
     void roll_back(llama_context * context);
     void free_cells(llama_context * context);
+    int32_t n_vocab() const;
+    void forget_status();
+    void forget_logits(int32_t seq);
     void hand_over_surprisal(llama_context * context, const llama_batch & batch);
     void take_status(sekv_status status);
     void fail(sekv_status status, const std::string & message);
