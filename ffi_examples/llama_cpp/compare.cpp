@@ -1,21 +1,17 @@
 #include "compare.h"
 
+#include "clock.h"
 #include "distribution.h"
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 
 namespace sekv_llama {
 
 namespace {
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // One decoded token, timed.
 const float * step(engine & engine, llama_token token, int32_t pos, speed & speed) {

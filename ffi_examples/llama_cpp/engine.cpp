@@ -32,10 +32,10 @@ loaded_model::~loaded_model() {
     llama_backend_free();
 }
 
-std::vector<llama_token> loaded_model::tokenize(const std::string & text, bool special) const {
+std::vector<llama_token> loaded_model::tokenize(const std::string & text, bool special, bool begins) const {
     std::vector<llama_token> tokens(text.size() + 8);
     const int32_t n = llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()), tokens.data(),
-                                     static_cast<int32_t>(tokens.size()), /*add_special*/ true, special);
+                                     static_cast<int32_t>(tokens.size()), begins, special);
     if (n < 0) {
         throw std::runtime_error("the text could not be tokenised");
     }
@@ -50,23 +50,35 @@ std::string loaded_model::piece(llama_token token) const {
 }
 
 std::string loaded_model::chat_prompt(const std::string & user_text) const {
+    return llama_model_chat_template(model_, nullptr) == nullptr ? user_text : chat_text({{"user", user_text}}, true);
+}
+
+std::string loaded_model::chat_text(const std::vector<chat_message> & messages, bool opens_answer) const {
     const char * chat_template = llama_model_chat_template(model_, nullptr);
     if (chat_template == nullptr) {
-        return user_text;
+        throw std::runtime_error("the model " + path_ + " has no chat template; one was expected");
     }
-    const llama_chat_message message = {"user", user_text.c_str()};
-    std::string prompt(user_text.size() + 1024, '\0');
-    int32_t length = llama_chat_apply_template(chat_template, &message, 1, true, prompt.data(),
-                                               static_cast<int32_t>(prompt.size()));
-    if (length > static_cast<int32_t>(prompt.size())) {
-        prompt.resize(length);
-        length = llama_chat_apply_template(chat_template, &message, 1, true, prompt.data(), length);
+    std::vector<llama_chat_message> parts;
+    size_t n_bytes = 1024;
+    for (const chat_message & message : messages) {
+        parts.push_back({message.role.c_str(), message.content.c_str()});
+        n_bytes += message.content.size() + 256;
+    }
+    std::string text(n_bytes, '\0');
+    const auto apply = [&] {
+        return llama_chat_apply_template(chat_template, parts.data(), parts.size(), opens_answer, text.data(),
+                                         static_cast<int32_t>(text.size()));
+    };
+    int32_t length = apply();
+    if (length > static_cast<int32_t>(text.size())) {
+        text.resize(length);
+        length = apply();
     }
     if (length < 0) {
-        throw std::runtime_error("llama.cpp does not know this model's chat template; use --raw");
+        throw std::runtime_error("llama.cpp does not know the chat template of this model; --raw reads a text without one");
     }
-    prompt.resize(length);
-    return prompt;
+    text.resize(length);
+    return text;
 }
 
 engine::engine(const loaded_model & model, const engine_options & options) : model_(model), options_(options) {}
@@ -175,6 +187,18 @@ void engine::truncate(int32_t first_pos) {
         return;
     }
     llama_memory_seq_rm(llama_get_memory(context_), 0, first_pos, -1);
+}
+
+void engine::save_state(const state_writer & write) {
+    if (cache_->save_state(0, write) != SEKV_OK) {
+        throw std::runtime_error(cache_->error());
+    }
+}
+
+void engine::load_state(const state_reader & read, const float * last_logits) {
+    if (cache_->load_state(context_, 0, read, last_logits) != SEKV_OK) {
+        throw std::runtime_error(cache_->error());
+    }
 }
 
 }  // namespace sekv_llama

@@ -12,6 +12,11 @@
 
 namespace sekv_llama {
 
+struct chat_message {
+    std::string role;  // "user", "assistant"
+    std::string content;
+};
+
 // The weights and the vocabulary, shared by all engines.
 class loaded_model {
 public:
@@ -21,11 +26,15 @@ public:
     loaded_model(const loaded_model &) = delete;
     loaded_model & operator=(const loaded_model &) = delete;
 
-    // `special`: markup such as <|im_start|> becomes its own token. No BOS where the model wants none.
-    std::vector<llama_token> tokenize(const std::string & text, bool special) const;
+    // `special`: markup such as <|im_start|> becomes its own token. `begins`: with BOS where the model
+    // wants one.
+    std::vector<llama_token> tokenize(const std::string & text, bool special, bool begins = true) const;
     std::string piece(llama_token token) const;
     // The prompt as the model's chat template puts it; unchanged where the model has none.
     std::string chat_prompt(const std::string & user_text) const;
+    // A whole conversation as the model's chat template puts it. `opens_answer`: up to where the
+    // assistant's next words come. Throws where there is no template that llama.cpp knows.
+    std::string chat_text(const std::vector<chat_message> & messages, bool opens_answer) const;
 
     llama_model * model() const { return model_; }
     const llama_vocab * vocab() const { return vocab_; }
@@ -72,8 +81,13 @@ public:
     // Removes the tail from `first_pos` on.
     void truncate(int32_t first_pos);
 
+    // Sequence 0 as a stream of bytes, with libsekv only; `last_logits` as of cache::load_state.
+    void save_state(const state_writer & write);
+    void load_state(const state_reader & read, const float * last_logits);
+
     cache * sekv() const { return cache_.get(); }
     int32_t chunk() const { return options_.chunk; }
+    int32_t n_vocab() const { return model_.n_vocab(); }
     bool feeds_surprisal() const { return options_.feed_surprisal; }
 
 private:

@@ -1,11 +1,12 @@
 // sekv-llama: a real model in stock llama.cpp, with libsekv as its KV cache.
+#include "chat.h"
+#include "clock.h"
 #include "compare.h"
-#include "distribution.h"
+#include "generation.h"
 #include "options.h"
 #include "report.h"
+#include "transcript.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
@@ -48,89 +49,101 @@ engine_options engine_options_from(const program_options & options, int32_t n_to
     return engine;
 }
 
-class token_chooser {
-public:
-    token_chooser(const program_options & options, int32_t n_vocab) : n_vocab_(n_vocab) {
-        if (options.temperature > 0.0f) {
-            chain_ = llama_sampler_chain_init(llama_sampler_chain_default_params());
-            llama_sampler_chain_add(chain_, llama_sampler_init_temp(options.temperature));
-            llama_sampler_chain_add(chain_, llama_sampler_init_dist(options.seed));
+std::unique_ptr<engine> engine_with_sekv(const loaded_model & model, const program_options & options) {
+    return engine::with_sekv(model, engine_options_from(options, 0), options.sekv, options.sidecar_path);
+}
+
+double load_timed(transcript & held, const std::string & path) {
+    const double start = seconds_now();
+    held.load(path);
+    return seconds_now() - start;
+}
+
+void save_timed(const transcript & held, const std::string & path) {
+    const double start = seconds_now();
+    const uint64_t n_bytes = held.save(path);
+    print_saved(path, held.tokens().size(), n_bytes, seconds_now() - start);
+}
+
+// An empty prompt: the session's own tokens are the prompt.
+void generate(const loaded_model & model, const program_options & options, std::vector<llama_token> prompt) {
+    const int32_t n_ctx = static_cast<int32_t>(prompt.size()) + options.n_predict + 1;
+    const std::unique_ptr<engine> running = options.full ? engine::with_full_cache(model, engine_options_from(options, n_ctx))
+                                                         : engine_with_sekv(model, options);
+    transcript held(*running);
+    resumption resumed;
+    if (!options.load_session.empty()) {
+        resumed.load_seconds = load_timed(held, options.load_session);
+        resumed.n_session = static_cast<int32_t>(held.tokens().size());
+        if (prompt.empty()) {
+            prompt = held.tokens();
         }
     }
-    ~token_chooser() {
-        if (chain_ != nullptr) {
-            llama_sampler_free(chain_);
-        }
+    if (prompt.empty()) {
+        throw std::runtime_error("the prompt has no tokens");
     }
-    token_chooser(const token_chooser &) = delete;
-    token_chooser & operator=(const token_chooser &) = delete;
-
-    llama_token choose(const float * logits) {
-        if (chain_ == nullptr) {
-            return argmax(logits, n_vocab_);
-        }
-        candidates_.resize(n_vocab_);
-        for (int32_t i = 0; i < n_vocab_; i++) {
-            candidates_[i] = {i, logits[i], 0.0f};
-        }
-        llama_token_data_array array = {candidates_.data(), candidates_.size(), -1, false};
-        llama_sampler_apply(chain_, &array);
-        return array.data[array.selected].id;
-    }
-
-private:
-    int32_t n_vocab_;
-    llama_sampler * chain_ = nullptr;
-    std::vector<llama_token_data> candidates_;
-};
-
-void generate(const loaded_model & model, const program_options & options, const std::vector<llama_token> & prompt) {
-    const int32_t n_prompt = static_cast<int32_t>(prompt.size());
-    const engine_options engine_settings = engine_options_from(options, n_prompt + options.n_predict + 1);
-    const std::unique_ptr<engine> running =
-        options.full ? engine::with_full_cache(model, engine_settings)
-                     : engine::with_sekv(model, engine_settings, options.sekv, options.sidecar_path);
-    token_chooser chooser(options, model.n_vocab());
+    const transcript::reading reading = held.read(prompt, "prompt:");
     speed speed;
-    read_prompt(*running, prompt, "prompt:", speed);
-
-    std::string text;
-    const float * logits = running->logits((n_prompt - 1) % options.chunk);
-    for (int32_t i = 0; i < options.n_predict; i++) {
-        const llama_token token = chooser.choose(logits);
-        if (llama_vocab_is_eog(model.vocab(), token)) {
-            break;
-        }
-        const std::string piece = model.piece(token);
-        text += piece;
-        if (!options.json) {
-            std::fputs(piece.c_str(), stdout);
-            std::fflush(stdout);
-        }
-        const auto start = std::chrono::steady_clock::now();
-        running->decode(&token, 1, n_prompt + i, false);
-        speed.decode_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        speed.n_decoded++;
-        logits = running->logits(0);
+    speed.n_prompt = reading.n_read;
+    speed.prompt_seconds = reading.seconds;
+    resumed.n_kept = reading.n_kept;
+    if (!options.save_session.empty()) {
+        save_timed(held, options.save_session);
     }
+    token_chooser chooser(options, model.n_vocab());
+    const std::string text = generate_text(model, held, chooser, options.n_predict, !options.json, speed);
 
     sekv_statistics statistics = {};
     if (running->sekv() != nullptr) {
         statistics = running->sekv()->statistics();
     }
+    const resumption * from_session = options.load_session.empty() ? nullptr : &resumed;
     if (options.json) {
-        std::puts(run_json(text, speed, options.full ? nullptr : &statistics).c_str());
+        std::puts(run_json(text, speed, options.full ? nullptr : &statistics, from_session).c_str());
         return;
     }
     std::fputs("\n", stdout);
     std::fflush(stdout);
+    if (from_session != nullptr) {
+        print_resumption(resumed, speed);
+    }
     print_run(speed);
     if (!options.full) {
         print_memory(statistics);
     }
 }
 
+void converse(const loaded_model & model, const program_options & options) {
+    const std::unique_ptr<engine> running = engine_with_sekv(model, options);
+    transcript held(*running);
+    if (!options.load_session.empty()) {
+        const double seconds = load_timed(held, options.load_session);
+        print_loaded(options.load_session, held.tokens().size(), seconds);
+    }
+    chat(model, options, held, prompt_text(options));
+    if (!options.save_session.empty()) {
+        save_timed(held, options.save_session);
+    }
+    print_memory(running->sekv()->statistics());
+}
+
+// The prompt's tokens; none where no prompt was given.
+std::vector<llama_token> prompt_tokens(const loaded_model & model, const program_options & options) {
+    if (options.prompt.empty() && options.prompt_file.empty()) {
+        return {};
+    }
+    const std::string text = prompt_text(options);
+    std::vector<llama_token> prompt = model.tokenize(options.raw ? text : model.chat_prompt(text), !options.raw);
+    if (options.n_prompt_max > 0 && static_cast<int32_t>(prompt.size()) > options.n_prompt_max) {
+        prompt.resize(options.n_prompt_max);
+    }
+    return prompt;
+}
+
 void compare(const loaded_model & model, const program_options & options, std::vector<llama_token> prompt) {
+    if (prompt.empty()) {
+        throw std::runtime_error("the prompt has no tokens");
+    }
     std::vector<llama_token> forced;
     if (options.n_forced > 0) {
         if (options.n_forced >= static_cast<int32_t>(prompt.size())) {
@@ -173,18 +186,12 @@ int main(int argument_count, char ** arguments) {
             return 0;
         }
         const loaded_model model(options.model_path);
-        const std::string text = prompt_text(options);
-        std::vector<llama_token> prompt = model.tokenize(options.raw ? text : model.chat_prompt(text), !options.raw);
-        if (options.n_prompt_max > 0 && static_cast<int32_t>(prompt.size()) > options.n_prompt_max) {
-            prompt.resize(options.n_prompt_max);
-        }
-        if (prompt.empty()) {
-            throw std::runtime_error("the prompt has no tokens");
-        }
-        if (options.compare) {
-            compare(model, options, prompt);
+        if (options.chat) {
+            converse(model, options);
+        } else if (options.compare) {
+            compare(model, options, prompt_tokens(model, options));
         } else {
-            generate(model, options, prompt);
+            generate(model, options, prompt_tokens(model, options));
         }
     } catch (const std::exception & problem) {
         std::fprintf(stderr, "sekv-llama: error: %s\n", problem.what());

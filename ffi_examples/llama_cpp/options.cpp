@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 namespace sekv_llama {
 
@@ -17,7 +19,7 @@ namespace {
 const char usage[] =
     R"(sekv-llama: text generation by stock llama.cpp with libsekv as its KV cache
 
-  sekv-llama -m MODEL.gguf [-f DOCUMENT] [-p QUESTION] [options]
+  sekv-llama -m MODEL.gguf [-f DOCUMENT] [-p QUESTION] [--chat] [options]
 
 What to read
   -m, --model FILE         the model, GGUF
@@ -27,6 +29,12 @@ What to read
       --prompt-tokens N    cut the prompt to its first N tokens
   -n, --predict N          tokens to generate (128)
       --temp T, --seed S   sample at temperature T (0: greedy, the default)
+      --chat               several turns: each line of standard input is one
+
+Sessions
+      --save-session FILE  save what the cache holds: before the answer, or at the end of a chat
+      --load-session FILE  begin with it: of the prompt only what it does not hold is read; without
+                           a prompt its own text is the prompt
 
 Whose cache
       --full               llama.cpp's own cache instead of libsekv
@@ -44,6 +52,9 @@ libsekv
       --codec NAME         residents, means and basis: int8 (default), f16, f32
       --fetch-budget N     most tokens fetched a step and KV head (-1: no limit)
       --fast-budget BYTES  most bytes on the fast tier
+      --basis-folder DIR   keep the slow tier in files there
+      --basis-limit BYTES  most bytes in those files; the rest stays in memory
+      --basis-io NAME      how they are read: mmap (default), pread
       --sidecar FILE       routing parameters of this model
       --surprisal          feed surprisal back (always so with --routing paper)
 
@@ -84,6 +95,33 @@ int32_t parse_count(const std::string & option, const std::string & value, int32
     return static_cast<int32_t>(number);
 }
 
+uint64_t parse_bytes(const std::string & option, const std::string & value) {
+    const double number = parse_number(option, value);
+    if (!(number >= 0.0 && number < 0x1p64 && number == std::floor(number))) {
+        throw std::runtime_error(option + " got " + value + "; a whole number of bytes was expected");
+    }
+    return static_cast<uint64_t>(number);
+}
+
+void exclude(bool first, const char * first_name, bool second, const char * second_name) {
+    if (first && second) {
+        throw std::runtime_error(std::string(first_name) + " and " + second_name + " exclude each other");
+    }
+}
+
+void require_compatible(const program_options & options) {
+    exclude(options.full, "--full", options.compare, "--compare");
+    // llama.cpp's own cache saves no session here, and has a fixed number of cells.
+    for (const auto & [name, is_given] : {std::pair("--full", options.full), std::pair("--compare", options.compare)}) {
+        exclude(is_given, name, !options.load_session.empty(), "--load-session");
+        exclude(is_given, name, !options.save_session.empty(), "--save-session");
+        exclude(is_given, name, options.chat, "--chat");
+    }
+    exclude(options.chat, "--chat", options.raw, "--raw");
+    exclude(options.chat, "--chat", options.json, "--json");
+    exclude(options.chat, "--chat", options.n_prompt_max > 0, "--prompt-tokens");
+}
+
 }  // namespace
 
 int32_t parse_routing(const std::string & name) {
@@ -118,6 +156,8 @@ bool parse_options(int argument_count, char ** arguments, program_options & opti
     with_value["-p"] = with_value["--prompt"] = text(options.prompt);
     with_value["--continuation"] = text(options.continuation_file);
     with_value["--sidecar"] = text(options.sidecar_path);
+    with_value["--save-session"] = text(options.save_session);
+    with_value["--load-session"] = text(options.load_session);
     with_value["-n"] = with_value["--predict"] = count(options.n_predict, 0);
     with_value["-c"] = with_value["--chunk"] = count(options.chunk, 1);
     with_value["-t"] = with_value["--threads"] = count(options.n_threads, 1);
@@ -138,7 +178,17 @@ bool parse_options(int argument_count, char ** arguments, program_options & opti
         sekv.fetch_budget = parse_count(option, value, -1);
     };
     with_value["--fast-budget"] = [&](const std::string & option, const std::string & value) {
-        sekv.fast_budget_bytes = static_cast<uint64_t>(parse_number(option, value));
+        sekv.fast_budget_bytes = parse_bytes(option, value);
+    };
+    with_value["--basis-folder"] = [&](const std::string &, const std::string & value) {
+        options.basis_folder = value;
+        sekv.basis_folder = options.basis_folder.c_str();
+    };
+    with_value["--basis-limit"] = [&](const std::string & option, const std::string & value) {
+        sekv.basis_limit_bytes = parse_bytes(option, value);
+    };
+    with_value["--basis-io"] = [&](const std::string &, const std::string & value) {
+        sekv.basis_io = named({{"mmap", SEKV_BASIS_MMAP}, {"pread", SEKV_BASIS_PREAD}}, value, "basis I/O");
     };
     with_value["--temp"] = [&](const std::string & option, const std::string & value) {
         options.temperature = static_cast<float>(parse_number(option, value));
@@ -153,6 +203,7 @@ bool parse_options(int argument_count, char ** arguments, program_options & opti
     flags["--raw"] = [&] { options.raw = true; };
     flags["--full"] = [&] { options.full = true; };
     flags["--compare"] = [&] { options.compare = true; };
+    flags["--chat"] = [&] { options.chat = true; };
     flags["--json"] = [&] { options.json = true; };
     flags["--spin"] = [&] { options.quiet_threads = false; };
     flags["--surprisal"] = [&] { options.feed_surprisal = true; };
@@ -181,12 +232,10 @@ bool parse_options(int argument_count, char ** arguments, program_options & opti
     if (options.model_path.empty()) {
         throw std::runtime_error("no model was given; -m FILE was expected (see --help)");
     }
-    if (options.prompt.empty() && options.prompt_file.empty()) {
-        throw std::runtime_error("no prompt was given; -p TEXT or -f FILE was expected");
+    if (options.prompt.empty() && options.prompt_file.empty() && options.load_session.empty() && !options.chat) {
+        throw std::runtime_error("no prompt was given; -p TEXT, -f FILE, --load-session FILE or --chat was expected");
     }
-    if (options.full && options.compare) {
-        throw std::runtime_error("--full and --compare exclude each other");
-    }
+    require_compatible(options);
     if (options.n_threads == 0) {
         options.n_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
     }

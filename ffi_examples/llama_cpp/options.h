@@ -10,12 +10,20 @@
 namespace sekv_llama {
 
 struct program_options {
+    program_options() = default;
+    // `sekv` points into this object's texts.
+    program_options(const program_options &) = delete;
+    program_options & operator=(const program_options &) = delete;
+
     std::string model_path;
     std::string sidecar_path;
     std::string prompt;             // -p, after the file's text
     std::string prompt_file;        // -f
     std::string continuation_file;  // what --compare forces instead of the full cache's own words
     int32_t n_forced = 0;           // --forced N: hold back the prompt's last N tokens and force them
+    std::string save_session;
+    std::string load_session;
+    std::string basis_folder;
     int32_t n_predict = 128;
     int32_t n_prompt_max = 0;       // cut the prompt to this many tokens; 0: all of it
     int32_t chunk = 512;
@@ -26,6 +34,7 @@ struct program_options {
     bool raw = false;               // no chat template
     bool full = false;
     bool compare = false;
+    bool chat = false;
     bool json = false;
     bool quiet_threads = true;
     bool feed_surprisal = false;

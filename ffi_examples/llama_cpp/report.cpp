@@ -32,10 +32,11 @@ std::string memory_json(const sekv_statistics & statistics) {
     const sekv_memory & memory = statistics.memory;
     const full_cache_bytes full(memory.full_f16_bytes);
     return format("{\"tokens\": %" PRId64 ", \"fast_bytes\": %" PRIu64 ", \"slow_bytes\": %" PRIu64
-                  ", \"full_f16_bytes\": %" PRIu64 ", \"full_q8_0_bytes\": %" PRIu64 ", \"full_q4_0_bytes\": %" PRIu64
+                  ", \"slow_file_bytes\": %" PRIu64 ", \"full_f16_bytes\": %" PRIu64 ", \"full_q8_0_bytes\": %" PRIu64 ", \"full_q4_0_bytes\": %" PRIu64
                   ", \"fetched_mean\": %.3f, \"fetched_p99\": %.3f}",
                   static_cast<int64_t>(statistics.n_tokens), static_cast<uint64_t>(memory.fast_bytes),
-                  static_cast<uint64_t>(memory.slow_bytes), full.f16, full.q8_0, full.q4_0, statistics.fetched_mean,
+                  static_cast<uint64_t>(memory.slow_bytes),
+                  static_cast<uint64_t>(memory.slow_file_bytes), full.f16, full.q8_0, full.q4_0, statistics.fetched_mean,
                   statistics.fetched_p99);
 }
 
@@ -64,6 +65,19 @@ void print_run(const speed & speed) {
                  speed.prompt_rate(), speed.n_decoded, speed.decode_rate());
 }
 
+void print_resumption(const resumption & resumed, const speed & speed) {
+    std::fprintf(stderr, "session %d of its %d tokens kept, %d read; loaded in %.3f s, prompt read in %.3f s\n", resumed.n_kept,
+                 resumed.n_session, speed.n_prompt, resumed.load_seconds, speed.prompt_seconds);
+}
+
+void print_loaded(const std::string & path, size_t n_tokens, double seconds) {
+    std::fprintf(stderr, "session %zu tokens loaded from %s in %.3f s\n", n_tokens, path.c_str(), seconds);
+}
+
+void print_saved(const std::string & path, size_t n_tokens, uint64_t n_bytes, double seconds) {
+    std::fprintf(stderr, "session %zu tokens saved to %s, %.2f MiB in %.3f s\n", n_tokens, path.c_str(), n_bytes / mebibyte, seconds);
+}
+
 void print_memory(const sekv_statistics & statistics) {
     const sekv_memory & memory = statistics.memory;
     const full_cache_bytes full(memory.full_f16_bytes);
@@ -74,6 +88,9 @@ void print_memory(const sekv_statistics & statistics) {
     };
     line("libsekv, fast tier", memory.fast_bytes);
     line("libsekv, slow tier", memory.slow_bytes);
+    if (memory.slow_file_bytes > 0) {
+        line("  of it in basis files", memory.slow_file_bytes);
+    }
     line("libsekv, both", total);
     line("full cache, f16", full.f16);
     line("full cache, q8_0", full.q8_0);
@@ -96,10 +113,16 @@ void print_comparison(const comparison & compared) {
     std::fprintf(stderr, "  decode             %10.1f %10.1f\n", compared.full.decode_rate(), compared.sekv.decode_rate());
 }
 
-std::string run_json(const std::string & text, const speed & speed, const sekv_statistics * statistics) {
+std::string run_json(const std::string & text, const speed & speed, const sekv_statistics * statistics,
+                     const resumption * resumed) {
     std::string json = "{\"text\": " + json_string(text) + ", \"speed\": " + speed_json(speed);
     if (statistics != nullptr) {
         json += ", \"memory\": " + memory_json(*statistics);
+    }
+    if (resumed != nullptr) {
+        json += format(", \"session\": {\"tokens\": %d, \"kept_tokens\": %d, \"read_tokens\": %d, "
+                       "\"load_seconds\": %.4f, \"read_seconds\": %.4f}",
+                       resumed->n_session, resumed->n_kept, speed.n_prompt, resumed->load_seconds, speed.prompt_seconds);
     }
     return json + "}";
 }
