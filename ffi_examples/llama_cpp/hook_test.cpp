@@ -23,7 +23,9 @@ using namespace sekv_llama;
 namespace {
 
 constexpr int32_t n_chunk = 256;
-constexpr int32_t n_text = 1000;
+constexpr int32_t n_text = 640;
+// Much earlier than by default, so that a short text is compressed already.
+constexpr int32_t n_layout = 256;
 constexpr int32_t n_sequences = 3;
 const int32_t n_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
 // Logits of the same tokens, by sums in another order. Those of other tokens are some units apart.
@@ -59,6 +61,7 @@ public:
         params.n_seq_max = n_sequences;
         params.n_batch_max = n_chunk;
         params.n_threads = n_threads;
+        params.layout_tokens = n_layout;
         std::string why;
         cache_ = cache::create(model.model(), model.path(), params, why);
         require(cache_ != nullptr, why);
@@ -164,8 +167,8 @@ void run(const char * model_path, const char * text_path) {
 
     host.decode(text, 0, {0});
     host.done(cache.seq_cp(context, 0, 1, -1, -1));
-    host.done(cache.seq_cp(context, 0, 2, -1, 900));
-    check(cache.last_pos(1) == n_text - 1 && cache.last_pos(2) == 899, "a copy has the positions that were asked for");
+    host.done(cache.seq_cp(context, 0, 2, -1, 500));
+    check(cache.last_pos(1) == n_text - 1 && cache.last_pos(2) == 499, "a copy has the positions that were asked for");
     const std::vector<char> state = saved(host, 0);
 
     const std::vector<float> both = host.decode({next}, n_text, {0, 1});
@@ -195,14 +198,14 @@ void run(const char * model_path, const char * text_path) {
 
     // What a host does when its context is full: drop some old tokens, close the gap.
     host.done(load(host, 1, state));
-    host.done(cache.seq_rm(context, 1, 8, 408));
-    host.done(cache.seq_add(context, 1, 408, -1, -400));
-    const std::vector<float> shifted = host.decode({next}, n_text - 400, {1});
-    check(cache.last_pos(1) == n_text - 400, "a sequence goes on behind a gap that was closed");
+    host.done(cache.seq_rm(context, 1, 8, 264));
+    host.done(cache.seq_add(context, 1, 264, -1, -256));
+    const std::vector<float> shifted = host.decode({next}, n_text - 256, {1});
+    check(cache.last_pos(1) == n_text - 256, "a sequence goes on behind a gap that was closed");
     check(std::all_of(shifted.begin(), shifted.end(), [](float logit) { return std::isfinite(logit); }), "with finite logits");
 
     host.done(cache.seq_keep(context, 1));
-    check(cache.last_pos(0) == -1 && cache.last_pos(2) == -1 && cache.last_pos(1) == n_text - 400, "the others are removed, and only they");
+    check(cache.last_pos(0) == -1 && cache.last_pos(2) == -1 && cache.last_pos(1) == n_text - 256, "the others are removed, and only they");
     host.decode({text[0]}, 0, {0});
     check(cache.last_pos(0) == 0, "a sequence that was removed begins anew");
 }
