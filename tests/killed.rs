@@ -44,6 +44,9 @@ fn what_was_saved_before_a_kill_is_whole() {
     std::fs::create_dir_all(&folder).unwrap();
     let kills = std::env::var("SEKV_KILLS").map_or(KILLS, |n| n.parse().unwrap());
     let mut random = common::Random(7);
+    // Another process, this one, has files in the same folder all the time.
+    let mut neighbour = World::new(params(&folder), 2);
+    neighbour.extend(0, 120);
     let mut loaded = std::collections::BTreeSet::new();
     for kill in 0..kills {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -70,6 +73,11 @@ fn what_was_saved_before_a_kill_is_whole() {
         assert_eq!(n_tokens % 25, 0);
         assert!(n_tokens > 0);
         loaded.insert(n_tokens);
+        if neighbour.lists[0].len() > 400 {
+            neighbour.remove(0, -1, -1);
+        }
+        neighbour.extend(0, 9);
+        neighbour.check(ROUNDING, "a neighbour");
         Step::new(&mut random).attend(&mut context);
     }
     println!("{kills} kills; states of {loaded:?} tokens were loaded");

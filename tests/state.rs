@@ -220,6 +220,28 @@ fn files_are_saved_and_loaded_whole() {
     assert_eq!(names.len(), 1);
 }
 
+#[test]
+fn a_file_that_shrinks_or_disappears_after_it_was_loaded_is_not_missed() {
+    let path = folder("gone").join("state");
+    for medium in media() {
+        for (params, bound) in both_routings() {
+            let mut world = World::new(on(&medium, &params), 25);
+            world.extend(0, 150);
+            world.context.save_file(0, &path).unwrap();
+            let lists = world.lists.clone();
+            let mut loaded = World::new(on(&medium, &params), 26);
+            loaded.context.load_file(0, &path).unwrap();
+            loaded.lists = lists;
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
+            loaded.check(bound, "cut short");
+            assert!(loaded.context.load_file(1, &path).is_err());
+            std::fs::remove_file(&path).unwrap();
+            loaded.extend(0, 20);
+            loaded.check(bound, "gone");
+        }
+    }
+}
+
 /// What a refused load must leave as it was.
 fn assert_untouched(world: &mut World, bytes: &[u8], what: &str) {
     assert_eq!(world.save(-1).bytes, bytes, "{what}");
