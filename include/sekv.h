@@ -199,7 +199,7 @@ typedef enum sekv_codec {
   SEKV_CODEC_F32 = 0,
   SEKV_CODEC_F16 = 1,
   /**
-   * 8 bits an element and an f16 scale a row.
+   * 8 bits an element and an f16 scale for each 16 of a row.
    */
   SEKV_CODEC_INT8 = 2,
   /**
@@ -909,8 +909,8 @@ sekv_status sekv_params_init(struct sekv_params *params, size_t struct_size);
  * @param model   shared with the context; the handle may be freed at once
  * @param params  filled by sekv_params_init, then by the host; read during the call only
  * @param out     gets the context, which the host frees with sekv_context_free
- * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_UNSUPPORTED (a combination of params),
- *         SEKV_ERR_MEMORY, SEKV_ERR_INTERNAL
+ * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_UNSUPPORTED (a combination of params), SEKV_ERR_IO
+ *         (no file can be made in basis_folder), SEKV_ERR_MEMORY, SEKV_ERR_INTERNAL
  *
  * Threads: any.
  */
@@ -1073,8 +1073,9 @@ sekv_status sekv_zoom(const struct sekv_context *context, const struct sekv_plan
  * @param opts   or NULL
  * @param out    head_dim_v x query heads of the layer x n_tok, written; must not overlap q
  * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SHAPE, SEKV_ERR_VALUE, SEKV_ERR_ORDER,
- *         SEKV_ERR_UNSUPPORTED (device memory), SEKV_ERR_MEMORY, SEKV_ERR_BUSY,
- *         SEKV_ERR_INTERNAL
+ *         SEKV_ERR_UNSUPPORTED (device memory), SEKV_ERR_IO (a basis file could not be read with
+ *         SEKV_BASIS_PREAD: out is void, and the call may be made again), SEKV_ERR_MEMORY,
+ *         SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
  *
  * Threads: the one that uses the context.
  */
@@ -1135,7 +1136,8 @@ sekv_status sekv_surprisal(const struct sekv_context *context,
  * @param p0   negative: from the start
  * @param p1   negative: to the end
  * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
- *         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *         SEKV_ERR_IO (a basis file could not be read), SEKV_ERR_MEMORY, SEKV_ERR_BUSY,
+ *         SEKV_ERR_INTERNAL
  *
  * Threads: the one that uses the context.
  */
@@ -1154,7 +1156,8 @@ sekv_status sekv_seq_rm(const struct sekv_context *context, int32_t seq, int32_t
  * @param p1       negative: to the end
  * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
  *         SEKV_ERR_UNSUPPORTED (seq_dst holds tokens: remove them first), SEKV_ERR_BUDGET,
- *         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *         SEKV_ERR_IO (a basis file could not be read), SEKV_ERR_MEMORY, SEKV_ERR_BUSY,
+ *         SEKV_ERR_INTERNAL
  *
  * Threads: the one that uses the context.
  */
@@ -1179,7 +1182,8 @@ sekv_status sekv_seq_cp(const struct sekv_context *context,
  * @param delta  positions, of either sign
  * @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
  *         SEKV_ERR_POSITION (a position would be below 0, above INT32_MAX, or not between those of
- *         the other tokens), SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+ *         the other tokens), SEKV_ERR_IO (a basis file could not be read), SEKV_ERR_MEMORY,
+ *         SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
  *
  * Threads: the one that uses the context.
  */

@@ -142,8 +142,8 @@ fn run(state: &mut State, body: impl FnOnce(&mut State) -> Result<()>) -> (sekv_
 /// @param model   shared with the context; the handle may be freed at once
 /// @param params  filled by sekv_params_init, then by the host; read during the call only
 /// @param out     gets the context, which the host frees with sekv_context_free
-/// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_UNSUPPORTED (a combination of params),
-///         SEKV_ERR_MEMORY, SEKV_ERR_INTERNAL
+/// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_UNSUPPORTED (a combination of params), SEKV_ERR_IO
+///         (no file can be made in basis_folder), SEKV_ERR_MEMORY, SEKV_ERR_INTERNAL
 ///
 /// Threads: any.
 #[unsafe(no_mangle)]

@@ -57,7 +57,7 @@ pub enum sekv_sketch {
 pub enum sekv_codec {
     SEKV_CODEC_F32 = 0,
     SEKV_CODEC_F16 = 1,
-    /// 8 bits an element and an f16 scale a row.
+    /// 8 bits an element and an f16 scale for each 16 of a row.
     SEKV_CODEC_INT8 = 2,
     /// A span's truncated SVD, its factors as f16. For codec_basis, routing PAPER only.
     SEKV_CODEC_LOW_RANK_F16 = 3,

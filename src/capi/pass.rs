@@ -159,8 +159,9 @@ pub unsafe extern "C" fn sekv_zoom(
 /// @param opts   or NULL
 /// @param out    head_dim_v x query heads of the layer x n_tok, written; must not overlap q
 /// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SHAPE, SEKV_ERR_VALUE, SEKV_ERR_ORDER,
-///         SEKV_ERR_UNSUPPORTED (device memory), SEKV_ERR_MEMORY, SEKV_ERR_BUSY,
-///         SEKV_ERR_INTERNAL
+///         SEKV_ERR_UNSUPPORTED (device memory), SEKV_ERR_IO (a basis file could not be read with
+///         SEKV_BASIS_PREAD: out is void, and the call may be made again), SEKV_ERR_MEMORY,
+///         SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
 ///
 /// Threads: the one that uses the context.
 #[unsafe(no_mangle)]

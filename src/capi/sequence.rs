@@ -15,7 +15,8 @@ use super::status::sekv_status;
 /// @param p0   negative: from the start
 /// @param p1   negative: to the end
 /// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
-///         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+///         SEKV_ERR_IO (a basis file could not be read), SEKV_ERR_MEMORY, SEKV_ERR_BUSY,
+///         SEKV_ERR_INTERNAL
 ///
 /// Threads: the one that uses the context.
 #[unsafe(no_mangle)]
@@ -40,7 +41,8 @@ pub unsafe extern "C" fn sekv_seq_rm(
 /// @param p1       negative: to the end
 /// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
 ///         SEKV_ERR_UNSUPPORTED (seq_dst holds tokens: remove them first), SEKV_ERR_BUDGET,
-///         SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+///         SEKV_ERR_IO (a basis file could not be read), SEKV_ERR_MEMORY, SEKV_ERR_BUSY,
+///         SEKV_ERR_INTERNAL
 ///
 /// Threads: the one that uses the context.
 #[unsafe(no_mangle)]
@@ -68,7 +70,8 @@ pub unsafe extern "C" fn sekv_seq_cp(
 /// @param delta  positions, of either sign
 /// @return SEKV_OK, SEKV_ERR_ARGUMENT, SEKV_ERR_SEQUENCE, SEKV_ERR_ORDER (during a pass),
 ///         SEKV_ERR_POSITION (a position would be below 0, above INT32_MAX, or not between those of
-///         the other tokens), SEKV_ERR_MEMORY, SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
+///         the other tokens), SEKV_ERR_IO (a basis file could not be read), SEKV_ERR_MEMORY,
+///         SEKV_ERR_BUSY, SEKV_ERR_INTERNAL
 ///
 /// Threads: the one that uses the context.
 #[unsafe(no_mangle)]
