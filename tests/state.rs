@@ -5,6 +5,7 @@ mod common;
 
 use std::path::PathBuf;
 
+use common::container::Container;
 use common::world::*;
 use common::{Shape, raw_params};
 use sekv::cache::Context;
@@ -413,6 +414,41 @@ fn an_index_that_lies_is_refused_or_loads_something_that_can_be() {
         }
         println!("{refused} refused, {loaded} loaded");
         assert!(refused > loaded);
+    }
+}
+
+/// Checksums say nothing about who made a state. Rows that are no numbers give answers that are
+/// none, in their own sequence alone.
+#[test]
+fn parts_that_are_no_numbers_are_refused_or_stay_in_their_sequence() {
+    for (params, bound) in [
+        (small(4), ROUNDING),
+        (small_paper(), ZOOMED),
+        (coded(), 0.2),
+        (coded_paper(), f32::INFINITY),
+    ] {
+        for n in [30, 100] {
+            let mut world = World::new(params.clone(), 24);
+            world.extend(0, n);
+            let bytes = world.save(0).bytes;
+            let n_parts = Container::parse(&bytes).unwrap().parts.len();
+            for part in 0..n_parts {
+                let mut container = Container::parse(&bytes).unwrap();
+                container.parts[part].bytes.fill(0xff);
+                let mut other = World::new(params.clone(), 25);
+                other.extend(1, 40);
+                if load(&mut other.context, 0, &container.encode()).is_err() {
+                    continue;
+                }
+                other.lists[0].clone_from(&world.lists[0]);
+                other.remove(0, 20, 25);
+                other.extend(0, 70);
+                other.extend(0, 1);
+                other.worst = 0.0;
+                other.extend(1, 1);
+                assert!(other.worst < bound, "part {part}: {}", other.worst);
+            }
+        }
     }
 }
 

@@ -1,11 +1,11 @@
-//! Writes small GGUF files: sidecars, and the hand-made models of the tests.
+//! Writes small GGUF files: sidecars, and the hand-made models of the tests and of the fuzz targets.
 
 use super::preflight::{DEFAULT_ALIGNMENT, MAGIC, value_type};
 use super::tensor_type;
 
 /// Collects metadata and tensors, then lays them out as GGUF version 3, little-endian.
 #[derive(Clone, Default)]
-pub(crate) struct GgufWriter {
+pub struct GgufWriter {
     entries: Vec<u8>,
     n_entries: u64,
     tensors: Vec<Tensor>,

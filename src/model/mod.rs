@@ -23,6 +23,8 @@ mod testing;
 use std::path::Path;
 
 pub use geometry::{Geometry, LayerGeometry, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, RopeKind};
+#[doc(hidden)]
+pub use gguf_writer::GgufWriter;
 pub use params::ModelParams;
 pub use rotation::Rotation;
 pub use routing_weights::{

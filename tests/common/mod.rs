@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
+pub mod container;
+pub mod operations;
 pub mod world;
 
 use std::sync::Arc;
