@@ -13,7 +13,7 @@ soname := libsekv.so.$(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\)\..*/\1/p' 
 
 .DEFAULT_GOAL := help
 .PHONY: help build host demo test eval bench growth tables lint lint-format lint-clippy lint-docs \
-        lint-header header valgrind clean
+        lint-header header valgrind fuzz seeds clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,13 @@ header: ## write include/sekv.h from src/capi
 valgrind: ## the C example under valgrind
 	@.ci/tools.sh build valgrind
 	@.ci/valgrind.sh
+
+fuzz: ## every fuzz target for FUZZ_SECONDS (default 600), two at a time on two cores
+	@.ci/tools.sh build fuzz
+	@.ci/fuzz
+
+seeds: ## write the seeds of the fuzz targets, fuzz/seeds
+	$(cargo) run --locked --manifest-path fuzz/Cargo.toml --target-dir target/fuzz --example seeds
 
 clean: ## delete what was built (not what was fetched)
 	$(cargo) clean
