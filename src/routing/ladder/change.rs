@@ -10,13 +10,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::layer::Turn;
+use super::picked_rows::PickedRows;
 use super::seal::{Source, dense_block, seal_block};
 use super::{BlockShape, LadderTokens, Layer, Slab};
 use crate::error::{Result, fail};
-use crate::kernels::RowCodec;
 use crate::model::Rotation;
 use crate::pool::Team;
-use crate::routing::{OpenRows, RowBytes};
 
 /// Some tokens of a block.
 type Part = (usize, Range<usize>);
@@ -144,27 +143,4 @@ fn seal_parts(tokens: &LadderTokens, layer: usize, parts: &[Part]) -> Result<(Sl
         seal_block(shape, &layout.heads[layer], &source, &tokens.store, room)?
     };
     Ok((slab, turn))
-}
-
-/// Tokens of one layer's blocks, as stored: the slab, the block's number in it, the token's in the
-/// block.
-struct PickedRows<'a>(Vec<(&'a Slab, usize, usize)>);
-
-impl OpenRows for PickedRows<'_> {
-    fn read(&self, _: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
-        let (slab, block, token) = self.0[token];
-        slab.decode_row((head, block, token), &mut Vec::new(), key, value);
-    }
-
-    fn copy_encoded(
-        &self,
-        codec: RowCodec,
-        _: usize,
-        head: usize,
-        token: usize,
-        out: RowBytes,
-    ) -> bool {
-        let (slab, block, token) = self.0[token];
-        slab.copy_row(codec, (head, block, token), out)
-    }
 }

@@ -2,15 +2,18 @@
 //! read exactly, the others are seen through their block's mean (docs/architecture.md).
 
 mod attend;
+mod block_work;
 mod change;
 mod dense;
 mod layer;
 mod layout;
+mod picked_rows;
 mod plan;
 mod route;
 mod save;
 mod seal;
 mod shrink;
+mod sizes;
 mod slab;
 mod tokens;
 

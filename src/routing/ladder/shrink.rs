@@ -5,8 +5,8 @@
 use std::ops::Range;
 
 use super::layout::sketch_of;
+use super::picked_rows::PickedRows;
 use super::seal::{Source, seal_block};
-use super::tokens::BlockRows;
 use super::{BlockShape, LadderTokens, Sketch, Slab};
 use crate::error::{Result, fail};
 use crate::params::SketchProfile;
@@ -109,7 +109,7 @@ fn seal_again(
     layer: usize,
     store: &crate::store::SlowStore,
 ) -> Result<Slab> {
-    let rows = BlockRows { slab, block, first: 0 };
+    let rows = PickedRows::of_block(slab, block);
     let room = store.reserve(shape.rows_bytes())?;
     seal_block(shape, heads, &Source { rows: &rows, layer, first: 0 }, store, room)
 }

@@ -4,8 +4,10 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::attend::{attend_dense, attend_piece};
+use super::block_work::{BlockWork, MadeBlock};
 use super::layer::Turn;
 use super::layout::{self, SequenceLayout};
+use super::picked_rows::PickedRows;
 use super::plan::Sealed;
 use super::route::{self, Thresholds};
 use super::seal::{Source, dense_block, seal_block};
@@ -17,10 +19,10 @@ use crate::model::Model;
 use crate::params::{BasisCodec, DenseLayers, Params};
 use crate::pool::Team;
 use crate::routing::{
-    Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport, RowBytes,
-    SealWork, SealedBytes, SealedTokens,
+    Counted, OpenRows, Plan, Queries, RecentQueries, Remade, RouteLimits, RoutingReport, SealWork,
+    SealedBytes, SealedTokens,
 };
-use crate::store::{Image, ImageReader, Reserved, Segment, SlowStore};
+use crate::store::{Image, ImageReader, Reserved, SlowStore};
 
 /// Blocks that one thread takes at a time, at the least: below, sharing costs more than it gains.
 const BLOCKS_A_PIECE: usize = 8;
@@ -106,13 +108,17 @@ impl LadderTokens {
     }
 
     /// Room for the rows of `n` new blocks of a layer; None where its rows are resident.
-    fn room(&self, layer: usize, n: usize) -> impl Iterator<Item = Result<Option<Reserved>>> {
+    pub(super) fn room(
+        &self,
+        layer: usize,
+        n: usize,
+    ) -> impl Iterator<Item = Result<Option<Reserved>>> {
         let is_slow = !self.is_dense(layer);
         let len = self.shape(layer, self.sketch()).rows_bytes();
         (0..n).map(move |_| is_slow.then(|| self.store.reserve(len)).transpose())
     }
 
-    fn make_block(
+    pub(super) fn make_block(
         &self,
         layer: usize,
         first: usize,
@@ -180,46 +186,6 @@ impl LadderTokens {
         Ok(layer_made)
     }
 
-    /// Counts what all slabs take, after a change.
-    pub(super) fn count_bytes(&mut self) {
-        self.bytes = self.bytes_beside(&mut Counted::default());
-    }
-
-    fn bytes_beside(&self, counted: &mut Counted) -> SealedBytes {
-        let slabs = self.layers.iter().flat_map(Layer::slabs);
-        let new = slabs.filter(|slab| counted.is_new(slab)).map(|slab| slab_bytes(slab));
-        let sealed = new.fold(SealedBytes::default(), SealedBytes::plus);
-        SealedBytes { layout: self.layout_beside(counted), ..sealed }
-    }
-
-    fn layout_beside(&self, counted: &mut Counted) -> u64 {
-        let layout = self.layout.as_ref().filter(|layout| counted.is_new(&layout.heads));
-        layout.map_or(0, SequenceLayout::bytes)
-    }
-
-    /// Of `n_blocks` sealed from the start on.
-    fn bytes_of_blocks(&self, layer: usize, n_blocks: u64) -> SealedBytes {
-        if self.is_dense(layer) {
-            let one = dense_bytes(self.dense_shape(layer).rows_bytes());
-            SealedBytes {
-                resident: n_blocks * one.resident,
-                metadata: n_blocks * SLAB_METADATA,
-                ..one
-            }
-        } else {
-            let shape = self.shape(layer, self.sketch());
-            let mut bytes = sealed_bytes(&shape, n_blocks, n_blocks * shape.rows_bytes() as u64);
-            bytes.metadata += Layer::most_slabs(n_blocks as usize) as u64 * SLAB_METADATA;
-            bytes
-        }
-    }
-
-    /// A block of a layer that has given up its sketches.
-    fn bytes_of_means(&self, layer: usize) -> u64 {
-        let shape = self.shape(layer, Sketch::Packed { n4: 0, n2: 0 });
-        BlockShape { value_rank: 0, ..shape }.fast_bytes() as u64 + BLOCK_METADATA + SLAB_METADATA
-    }
-
     fn sealed<'a>(&'a self, layer: usize, head: usize, none: &'a HeadLayout) -> Sealed<'a> {
         let layout = self.layout.as_ref().map_or(none, |layout| &layout.heads[layer][head]);
         Sealed { layer: &self.layers[layer], head, layout }
@@ -245,90 +211,6 @@ impl LadderTokens {
             params.share_threshold * scale,
             has_values.then_some(params.middle_fraction),
         )
-    }
-}
-
-/// A block that is made ahead of time.
-struct BlockWork {
-    tokens: LadderTokens,
-    first: usize,
-}
-
-struct MadeBlock {
-    /// Those that its slabs were made for.
-    dense_layers: Vec<usize>,
-    /// `[layer]`
-    slabs: Vec<Slab>,
-}
-
-impl SealWork for BlockWork {
-    fn run(self: Box<Self>, rows: &dyn OpenRows) -> Result<Box<dyn Any + Send>> {
-        let layers = 0..self.tokens.layers.len();
-        let room = layers.flat_map(|layer| self.tokens.room(layer, 1));
-        let room = room.collect::<Result<Vec<Option<Reserved>>>>()?;
-        let slabs = room
-            .into_iter()
-            .enumerate()
-            .map(|(layer, room)| self.tokens.make_block(layer, self.first, rows, room));
-        let slabs = slabs.collect::<Result<Vec<Slab>>>()?;
-        let dense_layers = self.tokens.layout.map_or(Vec::new(), |layout| layout.dense_layers);
-        Ok(Box::new(MadeBlock { dense_layers, slabs }))
-    }
-}
-
-/// Reads a block's own rows back, so that it can be sealed again in another form.
-pub(super) struct BlockRows<'a> {
-    pub(super) slab: &'a Slab,
-    pub(super) block: usize,
-    pub(super) first: usize,
-}
-
-impl OpenRows for BlockRows<'_> {
-    fn read(&self, _: usize, head: usize, token: usize, key: &mut [f32], value: &mut [f32]) {
-        let place = (head, self.block, token - self.first);
-        self.slab.decode_row(place, &mut Vec::new(), key, value);
-    }
-
-    fn copy_encoded(
-        &self,
-        codec: RowCodec,
-        _: usize,
-        head: usize,
-        token: usize,
-        out: RowBytes,
-    ) -> bool {
-        self.slab.copy_row(codec, (head, self.block, token - self.first), out)
-    }
-}
-
-/// Bookkeeping of one block, and of one slab.
-const BLOCK_METADATA: u64 = Segment::METADATA as u64;
-const SLAB_METADATA: u64 = Layer::SLAB_METADATA as u64;
-
-fn slab_bytes(slab: &Slab) -> SealedBytes {
-    let n = slab.n_blocks as u64;
-    let mut bytes = if slab.is_dense() {
-        dense_bytes(slab.fast_bytes())
-    } else {
-        sealed_bytes(&slab.shape, n, slab.slow_bytes() as u64)
-    };
-    bytes.metadata += SLAB_METADATA;
-    bytes
-}
-
-fn dense_bytes(rows: usize) -> SealedBytes {
-    SealedBytes { resident: rows as u64, ..Default::default() }
-}
-
-fn sealed_bytes(shape: &BlockShape, n_blocks: u64, slow: u64) -> SealedBytes {
-    let (sketch, value_sketch) = (shape.sketch_bytes() as u64, shape.value_sketch_bytes() as u64);
-    SealedBytes {
-        sketch: n_blocks * sketch,
-        value_sketch: n_blocks * value_sketch,
-        mean: n_blocks * (shape.fast_bytes() as u64 - sketch - value_sketch),
-        metadata: n_blocks * BLOCK_METADATA,
-        slow,
-        ..Default::default()
     }
 }
 
@@ -620,7 +502,7 @@ impl SealedTokens for LadderTokens {
             let shape = self.dense_shape(layer);
             self.layers[layer] = self.rebuilt_layer(team, layer, |slab, block| {
                 let shape = BlockShape { n_tokens: slab.shape.n_tokens, ..shape };
-                let rows = BlockRows { slab, block, first: 0 };
+                let rows = PickedRows::of_block(slab, block);
                 dense_block(shape, &Source { rows: &rows, layer, first: 0 })
             })?;
             dense_layers.push(layer);
