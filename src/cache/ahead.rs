@@ -6,8 +6,8 @@
 //! then its tokens are residents like all others.
 
 use std::any::Any;
-use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use super::residents::Residents;
@@ -44,14 +44,11 @@ impl Sealer {
 
     /// Begins to make a block.
     pub fn start(&self, first: usize, rows: BlockRows, work: Box<dyn SealWork>) -> Option<Ahead> {
-        let (sender, receiver) = sync_channel(1);
-        let n = rows.n;
-        let job = move || {
-            // Nobody waits any more where the sequence was changed meanwhile.
-            let _ = sender.send(work.run(&rows));
-        };
+        let slot = Arc::new(Slot::default());
+        let (filler, n) = (Filler(slot.clone()), rows.n);
+        let job = move || filler.fill(work.run(&rows).ok());
         self.jobs.as_ref()?.send(Box::new(job)).ok()?;
-        Some(Ahead { first, n, receiver: Mutex::new(receiver) })
+        Some(Ahead { first, n, slot })
     }
 }
 
@@ -70,14 +67,55 @@ pub struct Ahead {
     /// Its first token in the sequence, and how many it has.
     pub first: usize,
     pub n: usize,
-    /// Never locked but by its owner: a sequence is read by several threads.
-    receiver: Mutex<Receiver<Result<Made>>>,
+    slot: Arc<Slot>,
 }
 
 impl Ahead {
     /// Waits for the block; None where it could not be made.
     pub fn take(self) -> Option<Made> {
-        self.receiver.into_inner().ok()?.recv().ok()?.ok()
+        let progress = self.slot.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_making = |progress: &mut Progress| matches!(progress, Progress::Making);
+        let mut progress =
+            self.slot.ready.wait_while(progress, is_making).unwrap_or_else(PoisonError::into_inner);
+        match std::mem::take(&mut *progress) {
+            Progress::Done(made) => made,
+            Progress::Making => None,
+        }
+    }
+}
+
+#[derive(Default)]
+enum Progress {
+    #[default]
+    Making,
+    /// None where it could not be made.
+    Done(Option<Made>),
+}
+
+/// Where a block is put down for its sequence. Not a channel: its receiver would leave a handle
+/// of the standard library's in a host's thread that has to wait.
+#[derive(Default)]
+struct Slot {
+    progress: Mutex<Progress>,
+    ready: Condvar,
+}
+
+/// The maker's end of a slot: dropped without a block, as by a panic, it says so.
+struct Filler(Arc<Slot>);
+
+impl Filler {
+    fn fill(&self, made: Option<Made>) {
+        let mut progress = self.0.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*progress, Progress::Making) {
+            *progress = Progress::Done(made);
+        }
+        self.0.ready.notify_one();
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        self.fill(None);
     }
 }
 
@@ -146,5 +184,57 @@ impl OpenRows for BlockRows {
             copy_row(self.row(layer, head, token), out);
         }
         is_same
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A block of no tokens: what is made of it is told by a closure.
+    fn start(make: impl FnOnce() -> Result<Made> + Send + 'static, sealer: &Sealer) -> Ahead {
+        struct Work<F>(F);
+        impl<F: FnOnce() -> Result<Made> + Send> SealWork for Work<F> {
+            fn run(self: Box<Self>, _: &dyn OpenRows) -> Result<Made> {
+                (self.0)()
+            }
+        }
+        let rows =
+            BlockRows { codec: RowCodec::F32, first: 0, n: 0, tables: vec![], row_bytes: (0, 0) };
+        sealer.start(0, rows, Box::new(Work(make))).unwrap()
+    }
+
+    #[test]
+    fn whoever_takes_a_block_waits_for_it() {
+        let sealer = Sealer::new().unwrap();
+        let (let_go, gate) = channel();
+        let ahead = start(
+            move || {
+                gate.recv().unwrap();
+                Ok(Box::new(7))
+            },
+            &sealer,
+        );
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| ahead.take());
+            let_go.send(()).unwrap();
+            assert_eq!(*taken.join().unwrap().unwrap().downcast::<i32>().unwrap(), 7);
+        });
+    }
+
+    #[test]
+    fn what_fails_or_panics_leaves_no_block_and_the_next_is_made() {
+        let sealer = Sealer::new().unwrap();
+        let failed = start(|| fail!(Memory, "no room"), &sealer);
+        let panicked = start(|| std::panic::resume_unwind(Box::new("a fault")), &sealer);
+        let made = start(|| Ok(Box::new(7)), &sealer);
+        assert!(failed.take().is_none());
+        assert!(panicked.take().is_none());
+        assert!(made.take().is_some());
+        let unwanted = start(|| Ok(Box::new(7)), &sealer);
+        drop(unwanted);
+        let last = start(|| Ok(Box::new(8)), &sealer);
+        drop(sealer);
+        assert!(last.take().is_some(), "what was begun before the end is made");
     }
 }
