@@ -101,7 +101,8 @@ pub struct Params {
     /// more of the attention (docs/evaluation.md).
     /// 0: it holds at every length.
     pub share_reference: usize,
-    /// Tokens with a share above this fraction of epsilon add their value sketch.
+    /// Tokens with a share above this fraction of epsilon add their value sketch; beyond twice
+    /// `share_reference` tokens, of epsilon at that length.
     pub middle_fraction: f32,
     /// Tokens read a step and KV head at the most, largest shares first.
     pub fetch_budget: Option<usize>,

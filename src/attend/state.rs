@@ -75,7 +75,9 @@ impl SoftmaxState {
     /// Head `g`'s attention output; zero when no row was seen.
     pub fn finish(&self, g: usize, out: &mut [f32]) {
         let dim = self.value_dim();
-        let scale = if self.l[g] > 0.0 { self.l[g].recip() } else { 0.0 };
+        // The reciprocal of less than that is no number.
+        let is_seen = self.l[g] >= f32::MIN_POSITIVE;
+        let scale = if is_seen { self.l[g].recip() } else { 0.0 };
         for (out, o) in out.iter_mut().zip(&self.o[g * dim..][..dim]) {
             *out = o * scale;
         }

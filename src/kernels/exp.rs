@@ -55,13 +55,16 @@ pub fn exp_minus_at(level: Level, values: &mut [f32], max: f32) -> f32 {
 /// exp is 0 below this: its result would leave the normal numbers.
 const LEAST: f32 = -87.0;
 
+/// Powers of 2 that sketches' scores are turned into are no less than 2 to this.
+pub(super) const LEAST_POWER: f32 = -126.0;
+
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{largest, sketch_exponentials};
+pub(super) use x86::powers;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::simd::{F32x8, F32x16, Vector, four};
-    use super::LEAST;
+    use super::{LEAST, LEAST_POWER};
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn max_avx2(values: &[f32]) -> f32 {
@@ -90,7 +93,7 @@ mod x86 {
     /// # Safety
     /// The features of `V` are there.
     #[inline(always)]
-    pub unsafe fn largest<V: Vector>(values: &[f32]) -> f32 {
+    unsafe fn largest<V: Vector>(values: &[f32]) -> f32 {
         let (n, from) = (values.len(), values.as_ptr());
         let whole = n / V::LANES * V::LANES;
         // SAFETY: vectors end at `whole <= n`; the rest is indexed.
@@ -150,35 +153,37 @@ mod x86 {
         }
     }
 
-    /// As `exponentials`, with a relative error below 4e-6 + 2e-7 |max|: for scores that are
-    /// sketches of the true ones, off by far more.
+    /// Turns logarithms to base 2, at most 127, into their powers, with a relative error below 4e-6;
+    /// below LEAST_POWER stands that one's. Returns the largest logarithm of each lane and the sum
+    /// of its powers. For scores that are sketches of the true ones, off by far more.
     ///
     /// # Safety
-    /// The features of `V` are there.
+    /// The features of `V` are there, and `values` are a multiple of 16.
     #[inline(always)]
-    pub unsafe fn sketch_exponentials<V: Vector>(values: &mut [f32], max: f32) -> f32 {
+    pub unsafe fn powers<V: Vector>(values: &mut [f32]) -> (V, V) {
         let (n, at) = (values.len(), values.as_mut_ptr());
-        // SAFETY: whole vectors end at or before n; the rest is left to `exponentials`.
+        // SAFETY: by the contract.
         unsafe {
-            let below = V::splat(-max * std::f32::consts::LOG2_E);
-            let mut sums = [V::splat(0.0); 4];
-            let mut i = 0;
-            while i + 4 * V::LANES <= n {
-                for (lane, sum) in sums.iter_mut().enumerate() {
-                    let at = at.add(i + lane * V::LANES);
-                    let value = exp2(V::load(at).fma(V::splat(std::f32::consts::LOG2_E), below));
-                    value.store(at);
-                    *sum = sum.add(value);
+            let (mut tops, mut sums) = ([V::splat(f32::NEG_INFINITY); 2], [V::splat(0.0); 2]);
+            for i in (0..n).step_by(16) {
+                let power = V::load(at.add(i));
+                let value = exp2(power);
+                value.store(at.add(i));
+                (tops[0], sums[0]) = (tops[0].max(power), sums[0].add(value));
+                if V::LANES < 16 {
+                    // Written out: a loop over both would keep the sums in memory.
+                    let power = V::load(at.add(i + V::LANES));
+                    let value = exp2(power);
+                    value.store(at.add(i + V::LANES));
+                    (tops[1], sums[1]) = (tops[1].max(power), sums[1].add(value));
                 }
-                i += 4 * V::LANES;
             }
-            let [a, b, c, d] = four(V::sum4(sums));
-            (a + b) + (c + d) + exponentials::<V>(&mut values[i..], max)
+            (tops[0].max(tops[1]), sums[0].add(sums[1]))
         }
     }
 
-    /// 2^x = 2^n 2^f, |f| <= 1/2, for x up to 1; 0 below -126. The polynomial is the minimax one of
-    /// degree 4, relative error 3e-6.
+    /// 2^x = 2^n 2^f, |f| <= 1/2, for x up to 127. The polynomial is the minimax one of degree 4,
+    /// relative error 3e-6.
     ///
     /// # Safety
     /// The features of `V` are there.
@@ -186,15 +191,16 @@ mod x86 {
     unsafe fn exp2<V: Vector>(x: V) -> V {
         // SAFETY: as the caller's.
         unsafe {
-            let least = V::splat(-126.0);
-            let bounded = x.max(least);
-            let n = bounded.round();
-            let f = bounded.sub(n);
+            let x = x.max(V::splat(LEAST_POWER));
+            // Leaves n, rounded to even, in the lowest bits.
+            let magic = V::splat(12_582_912.0);
+            let n = x.add(magic);
+            let f = x.sub(n.sub(magic));
             let mut p = V::splat(9.570_102e-3);
             for coefficient in [5.591_786e-2, 0.240_247_44, 0.693_121_8, 0.999_999_3] {
                 p = p.fma(f, V::splat(coefficient));
             }
-            p.scale(n).where_at_least(x, least)
+            p.scale_by_low_bits(n)
         }
     }
 

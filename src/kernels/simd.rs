@@ -44,6 +44,8 @@ pub(super) trait Vector: Copy {
     unsafe fn round(self) -> Self;
     /// self * 2^n for whole n in -126..=128, self in 0.7..1.42, the product finite.
     unsafe fn scale(self, n: Self) -> Self;
+    /// As `scale`, with n in the lowest bits of `bits`.
+    unsafe fn scale_by_low_bits(self, bits: Self) -> Self;
     /// self where x >= limit, else 0 (NaN is not).
     unsafe fn where_at_least(self, x: Self, limit: Self) -> Self;
     /// One bit for each lane that is greater than `limit`'s.
@@ -156,6 +158,10 @@ impl Vector for F32x8 {
             let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n.0));
             Self(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(self.0), exponent)))
         }
+        fn scale_by_low_bits(self: Self, bits: Self) -> Self {
+            let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(bits.0));
+            Self(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(self.0), exponent)))
+        }
         fn where_at_least(self: Self, x: Self, limit: Self) -> Self {
             Self(_mm256_and_ps(self.0, _mm256_cmp_ps::<_CMP_GE_OQ>(x.0, limit.0)))
         }
@@ -260,6 +266,10 @@ impl Vector for F32x16 {
             Self(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0))
         }
         fn scale(self: Self, n: Self) -> Self { Self(_mm512_scalef_ps(self.0, n.0)) }
+        fn scale_by_low_bits(self: Self, bits: Self) -> Self {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(bits.0));
+            Self(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), exponent)))
+        }
         fn where_at_least(self: Self, x: Self, limit: Self) -> Self {
             Self(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x.0, limit.0), self.0))
         }

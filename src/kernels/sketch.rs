@@ -12,11 +12,16 @@
 //! holds four neighbouring channels of one token, which is what a dot product of bytes wants.
 
 use super::convert::{f16_at_least, f16_at_most};
+use super::exp::LEAST_POWER as LEAST;
 use super::level::{Level, Tier};
+use super::prefetch::prefetch;
 use crate::model::MAX_HEAD_DIM;
 use half::f16;
+use std::f32::consts::{LN_2, LOG2_E};
 use std::slice::ChunksMut;
 
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -180,6 +185,16 @@ impl<const WIDTH: usize> Grids<WIDTH> {
     }
 }
 
+/// Queries that are scored together.
+const GROUP: usize = 4;
+
+/// Weights beyond 2 to this power are made anew, relative to a higher score. Sums of as many of
+/// them as there can be tokens are still far from the largest f32.
+const HIGHEST: f32 = 60.0;
+
+/// Blocks between the one in hand and the one whose codes are asked for.
+const BLOCKS_AHEAD: usize = 2;
+
 /// Consecutive blocks of one head, side by side, and the queries that look at them.
 pub struct SketchRun<'a> {
     pub shape: SketchShape,
@@ -202,14 +217,33 @@ pub struct SketchRun<'a> {
     pub floor: &'a [f32],
 }
 
-/// Of each block and query: the largest score, and the sum of exp(score - largest). Number b of
+/// Of each block and query: the score that its weights are relative to, and their sum. Number b of
 /// query g stands at `g * stride + b`.
 pub struct BlockSums<'a> {
-    pub largest: &'a mut [f32],
+    /// What weights are to be relative to, `[n_group]`: a score that is no larger than log Z, or not
+    /// finite where nothing is known of Z. Raised where a score lies far above it.
+    pub running: &'a mut [f32],
+    pub reference: &'a mut [f32],
     pub sum: &'a mut [f32],
     pub stride: usize,
     /// Whether block b keeps its weights.
     pub kept: &'a mut [bool],
+}
+
+impl BlockSums<'_> {
+    /// Takes query g's reference up to its largest score of the last block where that is needed.
+    fn raise(&mut self, few: &mut Few, weighed: &Weighed) -> bool {
+        let mut any = false;
+        for i in 0..few.n {
+            let running = &mut self.running[few.first + i];
+            if !running.is_finite() || weighed.top[i] > HIGHEST {
+                *running = few.reference[i] + weighed.top[i] * LN_2;
+                few.reference[i] = *running;
+                any = true;
+            }
+        }
+        any
+    }
 }
 
 impl SketchRun<'_> {
@@ -217,20 +251,27 @@ impl SketchRun<'_> {
         self.channels.len() / (2 * self.shape.channels())
     }
 
-    /// The loop over blocks, given one block's scores and one row's largest and sum.
+    /// The loop over blocks, given a few queries' scores of a block and what these weigh.
     #[inline(always)]
     fn score(
         &self,
         weights: &mut [f32],
         sums: &mut BlockSums,
-        scores: impl Fn(&ScoredBlock, &[u8], &mut [f32]),
-        exponentials: impl Fn(&mut [f32]) -> (f32, f32),
+        scores: impl Fn(&ScoredBlock, &[u8], &Few, &mut [f32]),
+        weigh: impl Fn(&ScoredBlock, &Few, &mut [f32]) -> Weighed,
     ) -> usize {
         let (n_group, stride) = (self.n_group, self.stride);
         let blocks = self.codes.chunks_exact(self.shape.code_bytes(self.n_tokens));
         let channels = self.channels.chunks_exact(2 * self.shape.channels());
+        let code_bytes = self.shape.code_bytes(self.n_tokens);
         let mut n_kept = 0;
         for (b, (codes, channels)) in blocks.zip(channels).enumerate() {
+            // The processor's own prefetching ends with a page, which few blocks fill.
+            let ahead = (b + BLOCKS_AHEAD) * code_bytes;
+            prefetch(self.codes.get(ahead..ahead + code_bytes).unwrap_or_default());
+            let ahead = (b + BLOCKS_AHEAD) * channels.len();
+            let channels_ahead = self.channels.get(ahead..ahead + channels.len());
+            prefetch(half_bytes(channels_ahead.unwrap_or_default()));
             let (minimum, scale) = channels.split_at(self.shape.channels());
             let block = ScoredBlock {
                 shape: self.shape,
@@ -238,19 +279,32 @@ impl SketchRun<'_> {
                 scale,
                 n_tokens: self.n_tokens,
                 q: self.q,
-                n_group,
                 offset: &self.offsets[b..],
                 offset_stride: self.offset_stride,
                 stride,
             };
             let weights = &mut weights[n_kept * n_group * stride..][..n_group * stride];
-            scores(&block, codes, weights);
             let mut keep = false;
-            for (g, row) in weights.chunks_exact_mut(stride).enumerate() {
-                let (largest, sum) = exponentials(&mut row[..self.n_tokens]);
-                keep |= largest >= self.floor[g];
-                sums.largest[g * sums.stride + b] = largest;
-                sums.sum[g * sums.stride + b] = sum;
+            for (chunk, lines) in weights.chunks_mut(GROUP * stride).enumerate() {
+                let first = chunk * GROUP;
+                let mut few = Few { first, n: GROUP.min(n_group - first), reference: [0.0; GROUP] };
+                let running = &sums.running[first..];
+                for (reference, running) in few.reference.iter_mut().zip(running) {
+                    *reference = if running.is_finite() { *running } else { 0.0 };
+                }
+                scores(&block, codes, &few, lines);
+                let mut weighed = weigh(&block, &few, lines);
+                if sums.raise(&mut few, &weighed) {
+                    scores(&block, codes, &few, lines);
+                    weighed = weigh(&block, &few, lines);
+                }
+                for i in 0..few.n {
+                    let at = (first + i) * sums.stride + b;
+                    let largest = few.reference[i] + weighed.top[i] * LN_2;
+                    keep |= largest >= self.floor[first + i];
+                    sums.reference[at] = few.reference[i];
+                    sums.sum[at] = weighed.sum[i];
+                }
             }
             sums.kept[b] = keep;
             n_kept += usize::from(keep);
@@ -259,10 +313,11 @@ impl SketchRun<'_> {
     }
 }
 
-/// Scores a run of blocks and sums their exponentials. Writes exp(score - the block's largest) of
-/// the blocks that keep them to `weights`, one after the other, `[kept][n_group][stride]`, and
-/// returns how many these are; `weights` has room for all blocks. What stands in a line beyond
-/// `n_tokens` is unspecified.
+/// Scores a run of blocks and sums their weights, exp(score - reference). Writes the weights of the
+/// blocks that keep them to `weights`, one after the other, `[kept][n_group][stride]`, and returns
+/// how many these are; `weights` has room for all blocks. What stands in a line beyond `n_tokens`
+/// is unspecified. A weight has a relative error of 4e-6 and that of its score; none is less than
+/// 2^-127.
 ///
 /// The score of token t is `offset + sum over c of q[c] * (minimum[c] + scale[c] * code[t][c])`.
 /// Fast paths round q * scale to int8, `step` = max |q * scale| / 127 over the block's channels,
@@ -286,14 +341,12 @@ pub fn sketch_run_at(
     assert_eq!(run.channels.len(), n * 2 * channels);
     assert_eq!(run.codes.len(), n * run.shape.code_bytes(run.n_tokens));
     assert_eq!((run.q.len(), run.floor.len()), (n_group * channels, n_group));
+    assert_eq!(sums.running.len(), n_group);
     assert!(n_group > 0 && n > 0 && run.stride >= padded);
     assert!((n_group - 1) * run.offset_stride + n <= run.offsets.len());
     assert!(n * n_group * run.stride <= weights.len());
     match level.tier() {
-        Tier::Scalar => run.score(weights, sums, scores_scalar, |row| {
-            let m = super::exp::max_at(level, row);
-            (m, super::exp::exp_minus_at(level, row, m))
-        }),
+        Tier::Scalar => run.score(weights, sums, scores_scalar, weigh_scalar),
         // SAFETY: the level proves that the machine has the instructions; lengths are checked.
         #[cfg(target_arch = "x86_64")]
         Tier::Avx2 => unsafe { x86::run_avx2(run, weights, sums) },
@@ -303,6 +356,11 @@ pub fn sketch_run_at(
     }
 }
 
+fn half_bytes(halves: &[f16]) -> &[u8] {
+    // SAFETY: two bytes each, of any value.
+    unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), size_of_val(halves)) }
+}
+
 /// What a block's scores are made from, apart from its codes.
 struct ScoredBlock<'a> {
     shape: SketchShape,
@@ -310,304 +368,53 @@ struct ScoredBlock<'a> {
     scale: &'a [f16],
     n_tokens: usize,
     q: &'a [f32],
-    n_group: usize,
     offset: &'a [f32],
     /// From one query's offset to the next one's.
     offset_stride: usize,
     stride: usize,
 }
 
-fn scores_scalar(block: &ScoredBlock, codes: &[u8], out: &mut [f32]) {
+/// Queries first..first + n, n at most GROUP, and the scores that their weights are relative to.
+struct Few {
+    first: usize,
+    n: usize,
+    reference: [f32; GROUP],
+}
+
+/// Of a few queries: the largest weight's logarithm to base 2, and the sum of all weights.
+struct Weighed {
+    top: [f32; GROUP],
+    sum: [f32; GROUP],
+}
+
+/// Writes (score - reference) / ln 2, the logarithm to base 2 of a weight, for a few queries.
+fn scores_scalar(block: &ScoredBlock, codes: &[u8], few: &Few, out: &mut [f32]) {
     let channels = block.shape.channels();
-    let mut s = vec![0.0; channels];
-    for g in 0..block.n_group {
+    let mut s = [0.0; MAX_CHANNELS];
+    for (i, reference) in few.reference.iter().enumerate().take(few.n) {
+        let g = few.first + i;
         let q = &block.q[g * channels..][..channels];
-        let mut base = block.offset[g * block.offset_stride];
+        let mut base = block.offset[g * block.offset_stride] - reference;
         for c in 0..channels {
             base += q[c] * block.minimum[c].to_f32();
             s[c] = q[c] * block.scale[c].to_f32();
         }
-        for (t, out) in out[g * block.stride..][..block.n_tokens].iter_mut().enumerate() {
+        for (t, out) in out[i * block.stride..][..block.n_tokens].iter_mut().enumerate() {
             let term = |(c, s): (usize, &f32)| s * f32::from(block.shape.code(codes, t, c));
-            *out = base + s.iter().enumerate().map(term).sum::<f32>();
+            *out = LOG2_E * (base + s[..channels].iter().enumerate().map(term).sum::<f32>());
         }
     }
 }
 
-/// One block's scores at a given level: the scalar one is exact to f32.
-#[cfg(test)]
-#[allow(clippy::too_many_arguments)]
-fn sketch_scores_at(
-    level: Level,
-    shape: &SketchShape,
-    codes: &[u8],
-    minimum: &[f16],
-    scale: &[f16],
-    n_tokens: usize,
-    q: &[f32],
-    n_group: usize,
-    offset: &[f32],
-    out: &mut [f32],
-    stride: usize,
-) {
-    shape.check();
-    let channels = shape.channels();
-    let padded = n_tokens.next_multiple_of(GROUP_TOKENS);
-    assert_eq!(codes.len(), shape.code_bytes(n_tokens));
-    assert_eq!((minimum.len(), scale.len()), (channels, channels));
-    assert_eq!((q.len(), offset.len()), (n_group * channels, n_group));
-    assert!(n_group == 0 || (n_group - 1) * stride + padded <= out.len());
-    assert!(n_group <= 1 || stride >= padded);
-    let block = ScoredBlock {
-        shape: *shape,
-        minimum,
-        scale,
-        n_tokens,
-        q,
-        n_group,
-        offset,
-        offset_stride: 1,
-        stride,
-    };
-    match level.tier() {
-        Tier::Scalar => scores_scalar(&block, codes, out),
-        // SAFETY: the level proves that the machine has the instructions; lengths are checked.
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 => unsafe { x86::scores_avx2(&block, codes, out) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 => unsafe { x86::scores_avx512(&block, codes, out) },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::testing::Random;
-    use super::*;
-
-    /// A packed block of random tokens, channels of different sizes.
-    struct Packed {
-        shape: SketchShape,
-        rows: Vec<f32>,
-        codes: Vec<u8>,
-        minimum: Vec<f16>,
-        scale: Vec<f16>,
-    }
-
-    impl Packed {
-        fn new(random: &mut Random, shape: SketchShape, n_tokens: usize) -> Packed {
-            let channels = shape.channels();
-            let sizes: Vec<f32> = (0..channels).map(|_| random.uniform().exp2() * 3.0).collect();
-            let mut rows = random.values(n_tokens * channels);
-            for row in rows.chunks_mut(channels) {
-                row.iter_mut().zip(&sizes).for_each(|(value, size)| *value *= size);
-            }
-            let mut codes = vec![0xFF; shape.code_bytes(n_tokens)];
-            let mut minimum = vec![f16::ZERO; channels];
-            let mut scale = vec![f16::ZERO; channels];
-            sketch_pack(&shape, &rows, n_tokens, &mut codes, &mut minimum, &mut scale);
-            Packed { shape, rows, codes, minimum, scale }
-        }
-
-        /// Scores of `q`'s lines, `stride` apart.
-        fn scores(&self, level: Level, q: &[f32], offset: &[f32], stride: usize) -> Vec<f32> {
-            let n_tokens = self.rows.len() / self.shape.channels();
-            let n_group = offset.len();
-            let (codes, minimum, scale) = (&self.codes, &self.minimum, &self.scale);
-            let mut out = vec![7.0; n_group * stride];
-            sketch_scores_at(
-                level,
-                &self.shape,
-                codes,
-                minimum,
-                scale,
-                n_tokens,
-                q,
-                n_group,
-                offset,
-                &mut out,
-                stride,
-            );
-            out
+/// Turns what [`scores_scalar`] wrote into weights.
+fn weigh_scalar(block: &ScoredBlock, few: &Few, lines: &mut [f32]) -> Weighed {
+    let mut weighed = Weighed { top: [f32::NEG_INFINITY; GROUP], sum: [0.0; GROUP] };
+    for (i, line) in lines.chunks_mut(block.stride).enumerate().take(few.n) {
+        for weight in &mut line[..block.n_tokens] {
+            weighed.top[i] = weighed.top[i].max(*weight);
+            *weight = weight.max(LEAST).exp2();
+            weighed.sum[i] += *weight;
         }
     }
-
-    const SHAPES: [(usize, usize); 9] =
-        [(16, 16), (8, 0), (0, 16), (40, 32), (64, 0), (16, 32), (24, 48), (1024, 32), (128, 64)];
-
-    #[test]
-    fn exact_scores_are_those_of_keys_within_half_a_step() {
-        let mut random = Random::new(3);
-        for (n4, n2) in SHAPES {
-            for (n_tokens, n_group) in [(64, 3), (1, 1), (17, 7), (130, 2)] {
-                let packed = Packed::new(&mut random, SketchShape { n4, n2 }, n_tokens);
-                let channels = n4 + n2;
-                let (q, offset) = (random.values(n_group * channels), random.values(n_group));
-                let stride = n_tokens.next_multiple_of(GROUP_TOKENS) + 5;
-                let out = packed.scores(Level::SCALAR, &q, &offset, stride);
-                for g in 0..n_group {
-                    for t in 0..n_tokens {
-                        let (mut exact, mut bound) = (f64::from(offset[g]), 1e-3);
-                        for c in 0..channels {
-                            let q = f64::from(q[g * channels + c]);
-                            exact += q * f64::from(packed.rows[t * channels + c]);
-                            // A constant channel (one token) is rounded to f16.
-                            let constant = 5e-4 * packed.minimum[c].to_f64().abs();
-                            bound += q.abs() * (0.5 * packed.scale[c].to_f64() + constant);
-                        }
-                        let error = (exact - f64::from(out[g * stride + t])).abs();
-                        assert!(error <= bound, "{n4} {n2} {t}: {error} > {bound}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn fast_scores_are_within_the_stated_bound_of_the_exact_ones() {
-        let mut random = Random::new(6);
-        for (n4, n2) in SHAPES {
-            for n_group in [1, 2, 3, 5, 6, 7, 8, 16] {
-                let n_tokens = 1 + random.bits() as usize % 80;
-                let packed = Packed::new(&mut random, SketchShape { n4, n2 }, n_tokens);
-                let channels = n4 + n2;
-                let mut q = random.values(n_group * channels);
-                // One query of zeros, one with a channel that dwarfs the others.
-                q[..channels].fill(0.0);
-                q[n_group * channels - 1] *= 100.0;
-                let offset = random.values(n_group);
-                let stride = n_tokens.next_multiple_of(GROUP_TOKENS) + 5;
-                let exact = packed.scores(Level::SCALAR, &q, &offset, stride);
-                for level in Level::available() {
-                    let found = packed.scores(level, &q, &offset, stride);
-                    for g in 0..n_group {
-                        let products = (0..channels)
-                            .map(|c| q[g * channels + c].abs() * packed.scale[c].to_f32());
-                        let step = products.fold(0.0, f32::max) / 127.0;
-                        for t in 0..n_tokens {
-                            let away: f32 = (0..channels)
-                                .map(|c| {
-                                    let middle = if c < n4 { 7.5 } else { 1.5 };
-                                    (f32::from(packed.shape.code(&packed.codes, t, c)) - middle)
-                                        .abs()
-                                })
-                                .sum();
-                            let at = g * stride + t;
-                            // The last term is the rounding of sums of f32.
-                            let bound = step / 2.0 * away + 1e-5 * (step * 127.0 * away + 10.0);
-                            let error = (exact[at] - found[at]).abs();
-                            assert!(error <= bound, "{level:?} {n4} {n2} {at}: {error} > {bound}");
-                        }
-                        let beyond = n_tokens.next_multiple_of(GROUP_TOKENS)..stride;
-                        assert_eq!(found[g * stride..][beyond], [7.0; 5]);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_run_has_each_blocks_scores_sums_and_the_weights_of_those_above_the_floor() {
-        let mut random = Random::new(11);
-        for (n4, n2) in SHAPES {
-            for (n_tokens, n_group) in [(64, 4), (16, 3), (5, 1), (72, 6)] {
-                let shape = SketchShape { n4, n2 };
-                let blocks: Vec<Packed> =
-                    (0..5).map(|_| Packed::new(&mut random, shape, n_tokens)).collect();
-                let codes: Vec<u8> = blocks.iter().flat_map(|b| b.codes.clone()).collect();
-                let both = |b: &Packed| [b.minimum.clone(), b.scale.clone()].concat();
-                let channels: Vec<f16> = blocks.iter().flat_map(both).collect();
-                let q = random.values(n_group * shape.channels());
-                let (offsets, stride) = (random.values(n_group * 7), n_tokens.next_multiple_of(16));
-                let floor = vec![2.0; n_group];
-                for level in Level::available() {
-                    let run = SketchRun {
-                        shape,
-                        n_tokens,
-                        codes: &codes,
-                        channels: &channels,
-                        q: &q,
-                        n_group,
-                        offsets: &offsets,
-                        offset_stride: 7,
-                        stride,
-                        floor: &floor,
-                    };
-                    let mut weights = vec![0.0; 5 * n_group * stride];
-                    let (mut largest, mut sum) = (vec![0.0; n_group * 9], vec![0.0; n_group * 9]);
-                    let mut kept = [false; 5];
-                    let mut sums = BlockSums {
-                        largest: &mut largest,
-                        sum: &mut sum,
-                        stride: 9,
-                        kept: &mut kept,
-                    };
-                    let n_kept = sketch_run_at(level, &run, &mut weights, &mut sums);
-                    let mut found = weights.chunks_exact(n_group * stride);
-                    for (b, block) in blocks.iter().enumerate() {
-                        let offset: Vec<f32> = (0..n_group).map(|g| offsets[g * 7 + b]).collect();
-                        let scores = block.scores(level, &q, &offset, stride);
-                        let rows: Vec<&[f32]> =
-                            scores.chunks(stride).map(|row| &row[..n_tokens]).collect();
-                        let highest = |row: &&[f32]| row.iter().copied().fold(f32::MIN, f32::max);
-                        assert_eq!(kept[b], rows.iter().map(highest).any(|m| m >= 2.0));
-                        for (g, row) in rows.iter().enumerate() {
-                            let m = highest(row);
-                            let right: f64 = row.iter().map(|s| f64::from(s - m).exp()).sum();
-                            assert_eq!(largest[g * 9 + b], m, "{level:?} {n4} {n2}");
-                            let error = (f64::from(sum[g * 9 + b]) / right - 1.0).abs();
-                            assert!(error < 1e-5 + 4e-7 * f64::from(m.abs()), "{error:e} at {m}");
-                        }
-                        if kept[b] {
-                            let weights = found.next().unwrap();
-                            for (row, weights) in rows.iter().zip(weights.chunks(stride)) {
-                                let m = highest(row);
-                                for (s, w) in row.iter().zip(weights) {
-                                    let bound = 1e-5 + 4e-7 * m.abs();
-                                    assert!(((s - m).exp() - w).abs() < bound);
-                                }
-                            }
-                        }
-                    }
-                    assert_eq!(n_kept, kept.iter().filter(|kept| **kept).count());
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn int8_adds_about_a_hundredth_to_the_variance_of_a_sketch() {
-        let mut random = Random::new(7);
-        for (n4, n2) in [(16, 16), (16, 32), (32, 32), (64, 0)] {
-            for level in Level::available() {
-                let (mut sketch, mut int8) = (0.0f64, 0.0f64);
-                for _ in 0..50 {
-                    let packed = Packed::new(&mut random, SketchShape { n4, n2 }, 64);
-                    let q = random.values(n4 + n2);
-                    let exact = packed.scores(Level::SCALAR, &q, &[0.0], 64);
-                    let found = packed.scores(level, &q, &[0.0], 64);
-                    for (t, row) in packed.rows.chunks(n4 + n2).enumerate() {
-                        let right: f32 = row.iter().zip(&q).map(|(k, q)| k * q).sum();
-                        sketch += f64::from(exact[t] - right).powi(2);
-                        int8 += f64::from(found[t] - exact[t]).powi(2);
-                    }
-                }
-                assert!(int8 < 0.02 * sketch, "{level:?} {n4} {n2}: {}", int8 / sketch);
-                println!("{level:?} {n4} {n2}: {:.4}", int8 / sketch);
-            }
-        }
-    }
-
-    #[test]
-    fn a_constant_channel_has_scale_0() {
-        let shape = SketchShape { n4: 8, n2: 0 };
-        let rows = [300.0, 0.0, -2.5, 1e-9, 65_504.0, 0.25, 7.0, -0.0].repeat(20);
-        let mut codes = vec![0xFF; shape.code_bytes(20)];
-        let (mut minimum, mut scale) = ([f16::ONE; 8], [f16::ONE; 8]);
-        sketch_pack(&shape, &rows, 20, &mut codes, &mut minimum, &mut scale);
-        assert_eq!(scale, [f16::ZERO; 8]);
-        let values = minimum.map(f16::to_f32);
-        assert_eq!(values, [300.0, 0.0, -2.5, 0.0, 65_504.0, 0.25, 7.0, 0.0]);
-        assert!(codes.iter().all(|code| *code == 0));
-    }
+    weighed
 }

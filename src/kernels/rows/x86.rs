@@ -20,8 +20,9 @@ const FEW: usize = 4;
 
 const _: () = assert!(SCALE_GROUP.is_multiple_of(F32x16::LANES) && 64 / SCALE_GROUP <= FEW);
 
-/// Rows whose scores are made together; their sums are transposed four by four.
-const ROWS: usize = 4;
+/// Rows whose scores are made together: with four queries their sums, the rows' values and a query
+/// fill the registers.
+const ROWS: usize = 2;
 
 /// The two entries of one vector width: the doors have checked all lengths.
 macro_rules! entries {
@@ -368,15 +369,16 @@ impl Job<'_> {
                         }
                     }
                 }
+                // Transposed four by four: two queries at a time.
                 let n = (n_rows - t).min(ROWS);
-                for (g, sums) in sums.into_iter().enumerate() {
-                    let line = out.add(g * self.stride + t);
-                    let scores = V::sum4(sums);
-                    if n == ROWS {
-                        _mm_storeu_ps(line, scores);
-                    } else {
-                        for (row, score) in four(scores).into_iter().enumerate().take(n) {
-                            *line.add(row) = score;
+                let none = [V::splat(0.0); ROWS];
+                for g in (0..G).step_by(2) {
+                    let next = if g + 1 < G { sums[(g + 1) % G] } else { none };
+                    let [a, b] = sums[g];
+                    let scores = four(V::sum4([a, b, next[0], next[1]]));
+                    for (i, scores) in scores.chunks_exact(ROWS).enumerate().take(G - g) {
+                        for (row, score) in scores.iter().enumerate().take(n) {
+                            *out.add((g + i) * self.stride + t + row) = *score;
                         }
                     }
                 }

@@ -13,23 +13,24 @@
 //! by. In all that is 21 n4 + 1.25 n2 over 127^2 times max s^2 / sum s^2: about 1 % where
 //! max |s| is three times the mean square's root.
 
-use super::super::exp::{largest, sketch_exponentials};
+use super::super::exp::powers;
 use super::super::simd::{F32x8, F32x16, Vector, four};
 use super::{
-    BlockSums, GROUP_TOKENS, MAX_CHANNELS, ScoredBlock as Block, SketchRun, SketchShape, UNIT_BYTES,
+    BlockSums, Few, GROUP, GROUP_TOKENS, MAX_CHANNELS, ScoredBlock as Block, SketchRun,
+    SketchShape, UNIT_BYTES, Weighed,
 };
 use std::arch::x86_64::*;
+use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-/// Queries that are scored together.
-const GROUP: usize = 4;
 /// Dwords of a query's bytes, and a vector's worth to write past them.
 const QUADS: usize = MAX_CHANNELS / 4 + 4;
 
 /// Queries as bytes, four channels a dword, and what turns the integer sums into scores.
 struct Quantised {
     quads: [[MaybeUninit<i32>; QUADS]; GROUP],
+    /// For scores as logarithms to base 2, less the reference.
     step: [f32; GROUP],
     base: [f32; GROUP],
 }
@@ -44,59 +45,51 @@ impl Quantised {
     }
 }
 
-/// The entries of one vector width, given its dot product: one block's scores, and those of a run
-/// of blocks with their sums.
+/// The entries of one vector width, given its dot product: one block's scores by a few queries, and
+/// a run of blocks.
 macro_rules! entry {
-    ($name:ident, $run:ident, $vector:ty, $dot:ident, $features:literal) => {
+    ($scores:ident, $run:ident, $vector:ty, $dot:ident, $features:literal) => {
         #[target_feature(enable = $features)]
         pub fn $run(run: &SketchRun, weights: &mut [f32], sums: &mut BlockSums) -> usize {
             run.score(
                 weights,
                 sums,
-                |block, codes, out| $name(block, codes, out),
-                |row| {
-                    // SAFETY: this function has the features of the vector.
-                    unsafe {
-                        let m = largest::<$vector>(row);
-                        (m, sketch_exponentials::<$vector>(row, m))
-                    }
-                },
+                |block, codes, few, out| $scores(block, codes, few, out),
+                // SAFETY: this function has the features of the vector, and a line has whole
+                // groups of tokens.
+                |block, few, lines| unsafe { weigh::<$vector>(block, few, lines) },
             )
         }
 
         #[target_feature(enable = $features)]
-        pub fn $name(block: &Block, codes: &[u8], out: &mut [f32]) {
+        pub fn $scores(block: &Block, codes: &[u8], few: &Few, out: &mut [f32]) {
             let mut quantised = Quantised {
                 quads: [const { [MaybeUninit::uninit(); QUADS] }; GROUP],
                 step: [0.0; GROUP],
                 base: [0.0; GROUP],
             };
-            let mut g = 0;
-            while g < block.n_group {
-                // SAFETY: this function has the features of the vector, the door checked the
-                // lengths, and queries g..g + G and their lines of `out` exist.
-                unsafe {
-                    let out = out.as_mut_ptr().add(g * block.stride);
-                    match block.n_group - g {
-                        1 => {
-                            quantise::<$vector, 1>(block, g, &mut quantised);
-                            $dot::<1>(block, codes, &quantised, out)
-                        }
-                        2 => {
-                            quantise::<$vector, 2>(block, g, &mut quantised);
-                            $dot::<2>(block, codes, &quantised, out)
-                        }
-                        3 => {
-                            quantise::<$vector, 3>(block, g, &mut quantised);
-                            $dot::<3>(block, codes, &quantised, out)
-                        }
-                        _ => {
-                            quantise::<$vector, 4>(block, g, &mut quantised);
-                            $dot::<4>(block, codes, &quantised, out)
-                        }
+            let out = out.as_mut_ptr();
+            // SAFETY: this function has the features of the vector, the door checked the lengths,
+            // and these queries and their lines of `out` exist.
+            unsafe {
+                match few.n {
+                    1 => {
+                        quantise::<$vector, 1>(block, few, &mut quantised);
+                        $dot::<1>(block, codes, &quantised, out)
+                    }
+                    2 => {
+                        quantise::<$vector, 2>(block, few, &mut quantised);
+                        $dot::<2>(block, codes, &quantised, out)
+                    }
+                    3 => {
+                        quantise::<$vector, 3>(block, few, &mut quantised);
+                        $dot::<3>(block, codes, &quantised, out)
+                    }
+                    _ => {
+                        quantise::<$vector, 4>(block, few, &mut quantised);
+                        $dot::<4>(block, codes, &quantised, out)
                     }
                 }
-                g += GROUP;
             }
         }
     };
@@ -111,13 +104,33 @@ entry!(
     "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
 );
 
-/// Queries g..g + G of a block as bytes.
+/// Turns the lines of a few queries into weights. What a line has beyond the block's tokens, up to
+/// a whole group, becomes too small to count.
+///
+/// # Safety
+/// The features of `V` are there, and each line has whole groups of tokens.
+#[inline(always)]
+unsafe fn weigh<V: Vector>(block: &Block, few: &Few, lines: &mut [f32]) -> Weighed {
+    let padded = block.n_tokens.next_multiple_of(GROUP_TOKENS);
+    // SAFETY: by the contract; a group is a whole number of vectors.
+    unsafe {
+        let mut tops = [V::splat(f32::NEG_INFINITY); GROUP];
+        let mut sums = [V::splat(0.0); GROUP];
+        for (g, line) in lines.chunks_mut(block.stride).enumerate().take(few.n) {
+            line[block.n_tokens..padded].fill(f32::NEG_INFINITY);
+            (tops[g % GROUP], sums[g % GROUP]) = powers::<V>(&mut line[..padded]);
+        }
+        Weighed { top: four(V::max4(tops)), sum: four(V::sum4(sums)) }
+    }
+}
+
+/// The first G of these queries as bytes.
 ///
 /// # Safety
 /// The features of `V` are there, these queries exist, and lengths are as the door checked them.
 #[inline(always)]
-unsafe fn quantise<V: Vector, const G: usize>(block: &Block, g: usize, to: &mut Quantised) {
-    let SketchShape { n4, n2 } = block.shape;
+unsafe fn quantise<V: Vector, const G: usize>(block: &Block, few: &Few, to: &mut Quantised) {
+    let (SketchShape { n4, n2 }, g) = (block.shape, few.first);
     let channels = n4 + n2;
     // SAFETY: q has these G lines, and c..c + n are channels of theirs and of the other tables.
     unsafe {
@@ -142,8 +155,8 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, g: usize, to: &mut 
         let usable = _mm_cmpgt_ps(largest, _mm_set1_ps(1e-30));
         let inverse = _mm_and_ps(usable, _mm_div_ps(_mm_set1_ps(127.0), largest));
         let step = _mm_and_ps(usable, _mm_mul_ps(largest, _mm_set1_ps(1.0 / 127.0)));
-        let (inverse, step) = (four(inverse), four(step));
-        to.step = step;
+        let (inverse, step4, step) = (four(inverse), step, four(step));
+        to.step = four(_mm_mul_ps(step4, _mm_set1_ps(LOG2_E)));
         let mut sums = Sums {
             inverse: [V::splat(0.0); G],
             middles: [V::splat(0.0); G],
@@ -169,7 +182,8 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, g: usize, to: &mut 
         }
         let offset = block.offset.as_ptr().add(g * block.offset_stride);
         for (i, base) in four(V::sum4(base)).into_iter().take(G).enumerate() {
-            to.base[i] = base + *offset.add(i * block.offset_stride);
+            let offset = *offset.add(i * block.offset_stride) - few.reference[i];
+            to.base[i] = LOG2_E * (base + offset);
         }
     }
 }
@@ -322,9 +336,18 @@ unsafe fn dot_avx512<const G: usize>(
 const UNIT4_SUM: usize = 2 * 2 * 15 * 127;
 const UNIT2_SUM: usize = 4 * 2 * 3 * 127;
 
-/// Whole groups of 16 tokens as two vectors, so that each of a query's dwords is loaded once for
-/// both. The whole sum must stay within i16, which it does up to 16 channels of 4 bits and 128 of
-/// 2; others go 8 tokens at a time.
+/// Dwords of a query at the most where whole sums stay within i16.
+const WIDE_QUADS: usize = 40;
+
+const _: () = assert!(WIDE_QUADS >= 4 * (i16::MAX as usize / UNIT2_SUM));
+const _: () = assert!(WIDE_QUADS >= 2 * (i16::MAX as usize / UNIT4_SUM) + 4);
+
+/// Each of the queries' dwords, eight times over.
+type Wide = [[MaybeUninit<__m256i>; GROUP]; WIDE_QUADS];
+
+/// Eight tokens at a time, by queries' dwords that are laid out as vectors before: they are then
+/// operands in memory, and sums, codes and products stay in registers. The whole sum must stay
+/// within i16, which it does up to 16 channels of 4 bits and 80 of 2; others go another way.
 ///
 /// # Safety
 /// As [`dot_avx512`], with AVX2.
@@ -336,96 +359,74 @@ unsafe fn dot_avx2<const G: usize>(block: &Block, codes: &[u8], query: &Quantise
         // SAFETY: the same contract.
         return unsafe { dot_halves_avx2::<G>(block, codes, query, out) };
     }
+    let mut wide: Wide = [const { [MaybeUninit::uninit(); GROUP] }; WIDE_QUADS];
+    for (i, wide) in wide.iter_mut().enumerate().take(2 * units4 + 4 * units2) {
+        for (g, wide) in wide.iter_mut().enumerate().take(G) {
+            // SAFETY: G queries are quantised, this many dwords each.
+            wide.write(_mm256_set1_epi32(unsafe { query.quad(g, i) }));
+        }
+    }
     let (nibble, pair) = (_mm256_set1_epi8(15), _mm256_set1_epi8(3));
     let ones = _mm256_set1_epi16(1);
-    let mut at = codes.as_ptr();
-    for tokens in (0..block.n_tokens).step_by(GROUP_TOKENS) {
-        let mut sums = [[_mm256_setzero_si256(); 2]; G];
-        // SAFETY: a group's units lie one after the other; its 16 scores are in each line.
+    let group_bytes = (units4 + units2) * UNIT_BYTES;
+    for half in (0..block.n_tokens).step_by(GROUP_TOKENS / 2) {
+        let mut sums = [_mm256_setzero_si256(); G];
+        // SAFETY: as in dot_avx512; a half's bytes are each unit's first or second 32.
         unsafe {
+            let mut at = codes.as_ptr().add(half / GROUP_TOKENS * group_bytes);
+            at = at.add(half % GROUP_TOKENS * 4);
             for u in 0..units4 {
-                let unit = Unit::load(at);
+                let unit = _mm256_loadu_si256(at.cast());
                 at = at.add(UNIT_BYTES);
-                add_products(
-                    &mut sums,
-                    query,
-                    2 * u,
-                    unit.codes::<0>(nibble),
-                    unit.codes::<4>(nibble),
-                );
+                let low = _mm256_and_si256(unit, nibble);
+                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(unit), nibble);
+                add_products(&mut sums, &wide, 2 * u, low, high);
             }
             for u in 0..units2 {
-                let unit = Unit::load(at);
+                let unit = _mm256_loadu_si256(at.cast());
                 at = at.add(UNIT_BYTES);
                 let i = 2 * units4 + 4 * u;
-                add_products(&mut sums, query, i, unit.codes::<0>(pair), unit.codes::<2>(pair));
-                add_products(&mut sums, query, i + 2, unit.codes::<4>(pair), unit.codes::<6>(pair));
+                let first = _mm256_and_si256(unit, pair);
+                let second = _mm256_and_si256(_mm256_srli_epi16::<2>(unit), pair);
+                add_products(&mut sums, &wide, i, first, second);
+                let third = _mm256_and_si256(_mm256_srli_epi16::<4>(unit), pair);
+                let fourth = _mm256_and_si256(_mm256_srli_epi16::<6>(unit), pair);
+                add_products(&mut sums, &wide, i + 2, third, fourth);
             }
-            for (g, sums) in sums.into_iter().enumerate() {
+            for (g, sum) in sums.into_iter().enumerate() {
                 let (step, base) = (_mm256_set1_ps(query.step[g]), _mm256_set1_ps(query.base[g]));
-                for (half, sum) in sums.into_iter().enumerate() {
-                    let sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, ones));
-                    let at = out.add(g * block.stride + tokens + half * GROUP_TOKENS / 2);
-                    _mm256_storeu_ps(at, _mm256_fmadd_ps(sum, step, base));
-                }
+                let sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, ones));
+                _mm256_storeu_ps(
+                    out.add(g * block.stride + half),
+                    _mm256_fmadd_ps(sum, step, base),
+                );
             }
         }
-    }
-}
-
-/// A unit of 16 tokens as two vectors.
-#[derive(Clone, Copy)]
-struct Unit([__m256i; 2]);
-
-impl Unit {
-    /// # Safety
-    /// AVX2 is there, and a unit's bytes are.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn load(at: *const u8) -> Self {
-        // SAFETY: by the contract.
-        unsafe {
-            let high = at.add(UNIT_BYTES / 2);
-            Self([_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(high.cast())])
-        }
-    }
-
-    /// The codes that begin at bit SHIFT of each byte.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn codes<const SHIFT: i32>(self, mask: __m256i) -> [__m256i; 2] {
-        let [low, high] = self.0;
-        [
-            _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(low), mask),
-            _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(high), mask),
-        ]
     }
 }
 
 /// Adds the products of two neighbouring quads of codes with dwords i and i + 1 of each query.
 ///
 /// # Safety
-/// AVX2 is there, and G queries are quantised.
+/// AVX2 is there, and these dwords of G queries are laid out.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_products<const G: usize>(
-    sums: &mut [[__m256i; 2]; G],
-    query: &Quantised,
+    sums: &mut [__m256i; G],
+    wide: &Wide,
     i: usize,
-    first: [__m256i; 2],
-    second: [__m256i; 2],
+    first: __m256i,
+    second: __m256i,
 ) {
-    for (g, sums) in sums.iter_mut().enumerate() {
+    for (g, sum) in sums.iter_mut().enumerate() {
         // SAFETY: by the contract.
-        let (q, next) = unsafe { (query.quad(g, i), query.quad(g, i + 1)) };
-        let quads = [_mm256_set1_epi32(q), _mm256_set1_epi32(next)];
-        for (half, sum) in sums.iter_mut().enumerate() {
-            let products = _mm256_add_epi16(
-                _mm256_maddubs_epi16(first[half], quads[0]),
-                _mm256_maddubs_epi16(second[half], quads[1]),
-            );
-            *sum = _mm256_add_epi16(*sum, products);
-        }
+        let (q, next) = unsafe {
+            let rows = (wide.get_unchecked(i), wide.get_unchecked(i + 1));
+            (rows.0.get_unchecked(g).assume_init(), rows.1.get_unchecked(g).assume_init())
+        };
+        let products =
+            _mm256_add_epi16(_mm256_maddubs_epi16(first, q), _mm256_maddubs_epi16(second, next));
+        *sum = _mm256_add_epi16(*sum, products);
     }
 }
 

@@ -10,6 +10,14 @@ use crate::attend::{ROWS_AT_ONCE, attend_rows};
 use crate::kernels::{Coefficients, RowCodec, coefficients_accumulate, prefetch, row_accumulate};
 use crate::model::Rotation;
 
+/// Fetched rows that are attended together, and how many lie between a row that is asked for and
+/// those in hand: as many cache lines as a core can wait for at a time, and no burst of them.
+const FETCHED_AT_ONCE: usize = 16;
+const ROWS_AHEAD: usize = 32;
+
+/// A sum of coarse shares that is only what rounding left of it.
+const NOTHING: f32 = 1e-30;
+
 /// The piece's share of a unit's attention, into the piece's own state.
 pub fn attend_piece(
     piece: &mut Piece,
@@ -24,14 +32,15 @@ pub fn attend_piece(
     if piece.n_blocks == 0 {
         return;
     }
-    prefetch_fetched(piece, sealed, 0);
+    prefetch_fetched(piece, sealed, 0, ROWS_AHEAD);
     coarse(piece, sealed, log_sum, value_dim);
     middle(piece, sealed, n_group, value_dim);
     exact(piece, sealed, q, key_dim);
 }
 
 /// One row a block: weight sum over t in the block, not fetched, of exp(s_t), value the block's
-/// mean. Weights are relative to Z, so the state's m is log Z.
+/// mean. Weights are relative to Z, so the state's m is log Z; it stays open where every token is
+/// fetched.
 fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize) {
     let n_group = log_sum.len();
     let scratch = &mut piece.scratch;
@@ -39,7 +48,7 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     scratch.coarse.clear();
     scratch.coarse.extend_from_slice(&piece.block_sum[..n_group * n]);
     for chosen in &piece.fetched {
-        let weights = &piece.chosen_weights[chosen.number as usize * n_group..][..n_group];
+        let weights = &piece.weights[chosen.number as usize * n_group..][..n_group];
         for (rest, weight) in
             scratch.coarse[chosen.block as usize..].iter_mut().step_by(n).zip(weights)
         {
@@ -54,8 +63,12 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
             *weight *= factor;
             sum += *weight;
         }
-        state.m[g] = log_sum;
-        state.l[g] = sum;
+        if sum > NOTHING {
+            (state.m[g], state.l[g]) = (log_sum, sum);
+        } else {
+            // Z is a sketch's: the rows themselves may all score far below it.
+            scratch.coarse[g * n..][..n].fill(0.0);
+        }
     }
     let mut rows: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
     let mut done = 0;
@@ -68,6 +81,7 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
             for (row, mean) in rows.iter_mut().zip(means.by_ref().take(n_rows)) {
                 *row = mean;
             }
+            means.clone().take(ROWS_AT_ONCE).for_each(prefetch);
             let (rows, weights) = (&rows[..n_rows], &scratch.coarse[done..]);
             row_accumulate(codec, value_dim, weights, n, n_group, rows, &mut state.o);
             done += n_rows;
@@ -103,7 +117,7 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
         scratch.token_list.extend(run.iter().map(|chosen| chosen.token));
         scratch.token_weights.resize(n_group * run.len(), 0.0);
         for (i, chosen) in run.iter().enumerate() {
-            let weights = &piece.chosen_weights[chosen.number as usize * n_group..][..n_group];
+            let weights = &piece.weights[chosen.number as usize * n_group..][..n_group];
             for (g, weight) in weights.iter().enumerate() {
                 let factor = piece.factor[g * piece.n_blocks + b];
                 scratch.token_weights[g * run.len() + i] = factor * weight;
@@ -128,10 +142,10 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
     }
 }
 
-/// Asks for the rows of the next fetched tokens from `start` on.
-fn prefetch_fetched(piece: &Piece, sealed: &Sealed, start: usize) {
+/// Asks for the rows of `n` fetched tokens from `start` on.
+fn prefetch_fetched(piece: &Piece, sealed: &Sealed, start: usize, n: usize) {
     let mut blocks = sealed.layer.walk();
-    for chosen in piece.fetched.iter().skip(start).take(ROWS_AT_ONCE) {
+    for chosen in piece.fetched.iter().skip(start).take(n) {
         let (slab, block) = blocks.find(piece.first + chosen.block as usize);
         slab.prefetch_row(sealed.head, block, chosen.token as usize);
     }
@@ -144,11 +158,11 @@ fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
         return exact_turned(piece, sealed, q, codec, key_dim);
     }
     let mut blocks = sealed.layer.walk();
-    for start in (0..piece.fetched.len()).step_by(ROWS_AT_ONCE) {
-        prefetch_fetched(piece, sealed, start + ROWS_AT_ONCE);
-        let run = &piece.fetched[start..piece.fetched.len().min(start + ROWS_AT_ONCE)];
-        let mut keys: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
-        let mut values: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    for start in (0..piece.fetched.len()).step_by(FETCHED_AT_ONCE) {
+        prefetch_fetched(piece, sealed, start + ROWS_AHEAD, FETCHED_AT_ONCE);
+        let run = &piece.fetched[start..piece.fetched.len().min(start + FETCHED_AT_ONCE)];
+        let mut keys: [&[u8]; FETCHED_AT_ONCE] = [&[]; FETCHED_AT_ONCE];
+        let mut values: [&[u8]; FETCHED_AT_ONCE] = [&[]; FETCHED_AT_ONCE];
         let mut rooms = rooms(&mut piece.scratch.room, sealed, run.len());
         for ((key, value), chosen) in keys.iter_mut().zip(&mut values).zip(run) {
             let (slab, block) = blocks.find(piece.first + chosen.block as usize);

@@ -13,7 +13,7 @@ pub struct Chosen {
     pub block: u32,
     /// Its place in the block.
     pub token: u32,
-    /// Its number among all that were chosen.
+    /// Its number among the candidates.
     pub number: u32,
     /// Mean over the group of the token's share of the attention.
     pub share: f32,
@@ -25,26 +25,23 @@ pub struct Piece {
     /// First block of the layer, and number of blocks.
     pub first: usize,
     pub n_blocks: usize,
-    /// Largest score and sum of exp(score - largest), `[n_group][n_blocks]`.
-    pub block_max: Vec<f32>,
+    /// The score that a block's weights are relative to, and the sum of its weights
+    /// exp(score - reference), `[n_group][n_blocks]`.
+    pub reference: Vec<f32>,
     pub block_sum: Vec<f32>,
-    /// exp(the block's largest score) / Z, by which weights become shares, `[n_group][n_blocks]`.
+    /// exp(reference) / Z, by which weights become shares, `[n_group][n_blocks]`.
     pub factor: Vec<f32>,
-    /// From scoring to choosing: the blocks that may hold chosen tokens, by number within the
-    /// piece, and their exp(score - the block's largest), `[kept][n_group][stride]`.
-    pub kept: Vec<u32>,
+    /// From scoring to choosing: block and place of the tokens that what is known of Z then leaves
+    /// to be chosen from.
+    pub candidates: Vec<(u32, u32)>,
+    /// How many of them lie in the newest blocks, and come first.
+    pub n_recent: usize,
+    /// Their weights, `[candidate][n_group]`.
     pub weights: Vec<f32>,
-    /// Tokens of the longest block, and as many rounded up to what a kernel writes.
-    pub n_tokens: usize,
-    pub stride: usize,
-    /// Some blocks are shorter than others.
-    pub is_uneven: bool,
     /// Read exactly (the set T).
     pub fetched: Vec<Chosen>,
     /// Seen through the value sketch.
     pub middle: Vec<Chosen>,
-    /// exp(score - the block's largest) of the chosen tokens, `[number][n_group]`.
-    pub chosen_weights: Vec<f32>,
     pub scratch: PieceScratch,
 }
 
@@ -62,6 +59,8 @@ pub struct PieceScratch {
     pub offsets: Vec<f32>,
     /// Score below which a block needs no weights, `[n_group]`.
     pub floor: Vec<f32>,
+    /// What the next blocks' weights are relative to: log of the sum so far, `[n_group]`.
+    pub running: Vec<f32>,
     /// Coarse weights, `[n_group][n_blocks]`.
     pub coarse: Vec<f32>,
     /// Fetched rows that cannot be addressed where they lie.
@@ -74,6 +73,10 @@ pub struct PieceScratch {
     pub shares: Vec<f32>,
     /// By which a block's weights become shares, `[n_group]`.
     pub factors: Vec<f32>,
+    /// Weights of the blocks that are being scored, `[kept][n_group][stride]`, and what these
+    /// blocks' numbers in the piece are.
+    pub block_weights: Vec<f32>,
+    pub kept: Vec<u32>,
     pub value_basis: Vec<f32>,
     pub state: SoftmaxState,
     pub rows: RowScratch,
@@ -82,16 +85,17 @@ pub struct PieceScratch {
 impl Piece {
     fn bytes(&self) -> usize {
         let numbers = [
-            &self.block_max,
+            &self.reference,
             &self.block_sum,
             &self.factor,
             &self.weights,
-            &self.chosen_weights,
+            &self.scratch.block_weights,
             &self.scratch.coarse,
         ];
         let numbers: usize = numbers.iter().map(|list| list.capacity()).sum();
         let chosen = self.fetched.capacity() + self.middle.capacity();
-        4 * (numbers + self.kept.capacity()) + chosen * size_of::<Chosen>()
+        let candidates = self.candidates.capacity() * size_of::<(u32, u32)>();
+        4 * numbers + candidates + chosen * size_of::<Chosen>()
     }
 }
 
@@ -117,10 +121,10 @@ impl LadderPlan {
             let number = i % n_pieces;
             piece.first = number * n_blocks / n_pieces;
             piece.n_blocks = (number + 1) * n_blocks / n_pieces - piece.first;
-            piece.kept.clear();
             piece.fetched.clear();
             piece.middle.clear();
-            piece.chosen_weights.clear();
+            piece.candidates.clear();
+            piece.weights.clear();
         }
     }
 

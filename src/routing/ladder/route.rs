@@ -6,9 +6,12 @@ use super::plan::{Chosen, Piece, Sealed};
 use super::slab::{Sketch, Slab, Stream, halves};
 use crate::attend::SoftmaxState;
 use crate::kernels::{
-    BlockSums, RowCodec, SketchRun, exp_minus, max, row_scores, shares_above, sketch_run,
+    BlockSums, RowCodec, SketchRun, exp_minus, max, prefetch, row_scores, shares_above, sketch_run,
 };
 use crate::model::Rotation;
+
+/// A candidate's share is rounded twice, as is the threshold's score.
+const LESS_ROUNDING: f32 = 1.0 - 1e-3;
 
 /// Blocks of one slab that are scored before sums and floor move on.
 pub const SCORED_AT_ONCE: usize = 64;
@@ -17,45 +20,63 @@ pub const SCORED_AT_ONCE: usize = 64;
 ///
 /// s_t = sum over kept dimensions of q_j k_tj + sum over the others of q_j m_bj
 ///
-/// where k is the sketch and m_b the block's mean key. Leaves each block's maximum and sum of
-/// exp(s_t - maximum), and the piece's own in the scratch.
+/// where k is the sketch and m_b the block's mean key. Leaves the sum of each block's weights
+/// exp(s_t - r), the piece's own in the scratch, and the tokens that may be chosen. The reference r
+/// is what is known of log Z when the block is scored: no pass over the scores need find their
+/// maximum first.
 ///
 /// Z is at least what `seen` (residents, and the step's own rows) and the blocks scored so far sum
-/// to. A block whose largest score is below the lower threshold even of that keeps no weights: no
-/// token of it can be chosen, and its coarse row needs the sum alone.
+/// to. What is below the lower threshold even of that cannot be chosen, and its block's coarse row
+/// needs the sum alone.
 pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], seen: &SoftmaxState, at: Thresholds) {
     let (n_group, n_blocks) = (seen.n_group(), piece.n_blocks);
-    piece.block_max.resize(n_blocks * n_group, 0.0);
+    piece.reference.resize(n_blocks * n_group, 0.0);
     piece.block_sum.resize(n_blocks * n_group, 0.0);
     let scratch = &mut piece.scratch;
     scratch.m.clear();
     scratch.m.resize(n_group, f32::NEG_INFINITY);
     scratch.l.clear();
     scratch.l.resize(n_group, 0.0);
+    scratch.running.clear();
+    scratch.running.extend((0..n_group).map(|g| seen.log_sum(g)));
     scratch.floor.clear();
-    scratch.floor.extend((0..n_group).map(|g| at.floor(seen.log_sum(g))));
-    let blocks = piece.first..piece.first + n_blocks;
-    let runs = || sealed.layer.turned_runs(blocks.clone());
-    let lengths = || runs().map(|(slab, ..)| slab.shape.n_tokens);
-    piece.n_tokens = lengths().max().unwrap_or(0);
-    piece.is_uneven = lengths().any(|length| length < piece.n_tokens);
-    piece.stride = piece.n_tokens.next_multiple_of(16);
+    scratch.floor.extend(scratch.running.iter().map(|&log_sum| at.floor(log_sum)));
 
-    let (mut prepared, mut done) = (None, 0);
-    for (slab, range, rotation) in runs() {
+    // The newest blocks first: they tell more of Z than any others, and with it who may be chosen.
+    let recent = n_blocks.saturating_sub(SCORED_AT_ONCE);
+    score_blocks(piece, sealed, q, seen, at, recent..n_blocks);
+    piece.n_recent = piece.candidates.len();
+    score_blocks(piece, sealed, q, seen, at, 0..recent);
+}
+
+/// Scores some of the piece's blocks.
+fn score_blocks(
+    piece: &mut Piece,
+    sealed: &Sealed,
+    q: &[f32],
+    seen: &SoftmaxState,
+    at: Thresholds,
+    blocks: Range<usize>,
+) {
+    let n_group = seen.n_group();
+    let (mut prepared, mut done) = (None, blocks.start);
+    let blocks = piece.first + blocks.start..piece.first + blocks.end;
+    for (slab, range, rotation) in sealed.layer.turned_runs(blocks) {
         let wanted = Some((slab.shape.sketch, rotation.map(|rotation| rotation.shift)));
         if prepared != wanted {
             turn_query(&mut piece.scratch, sealed, rotation, q, n_group);
             prepare_query(&mut piece.scratch, sealed, slab.shape.sketch, q, n_group);
             prepared = wanted;
         }
+        let stride = slab.shape.n_tokens.next_multiple_of(16);
         for first in range.clone().step_by(SCORED_AT_ONCE) {
             let run = first..range.end.min(first + SCORED_AT_ONCE);
             let blocks = done..done + run.len();
-            let room = (piece.kept.len() + run.len()) * n_group * piece.stride;
-            if piece.weights.len() < room {
-                piece.weights.resize(room, 0.0);
+            let room = run.len() * n_group * stride;
+            if piece.scratch.block_weights.len() < room {
+                piece.scratch.block_weights.resize(room, 0.0);
             }
+            piece.scratch.kept.clear();
             match slab.shape.sketch {
                 Sketch::Packed { n4: 0, n2: 0 } => {
                     score_means(piece, slab, sealed.head, run, done, n_group)
@@ -66,6 +87,7 @@ pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], seen: &SoftmaxState,
                 Sketch::Raw => score_keys(piece, slab, sealed.head, run, done, q, n_group),
             }
             sum_up(piece, blocks.clone(), n_group, seen, at);
+            collect(piece, slab.shape.n_tokens, n_group, at);
             done = blocks.end;
         }
     }
@@ -76,8 +98,10 @@ fn offsets(piece: &mut Piece, slab: &Slab, head: usize, run: &Range<usize>, n_gr
     let shape = &slab.shape;
     let row_bytes = shape.mean_codec.row_bytes(shape.key_dim);
     let mut means: [&[u8]; SCORED_AT_ONCE] = [&[]; SCORED_AT_ONCE];
-    let rows = slab.stream(Stream::MeanKey, head, run.start).chunks_exact(row_bytes);
-    means.iter_mut().zip(rows).take(run.len()).for_each(|(mean, row)| *mean = row);
+    let mut rows = slab.stream(Stream::MeanKey, head, run.start).chunks_exact(row_bytes);
+    means.iter_mut().zip(rows.by_ref()).take(run.len()).for_each(|(mean, row)| *mean = row);
+    // For the next run.
+    rows.take(SCORED_AT_ONCE).for_each(prefetch);
     let scratch = &mut piece.scratch;
     scratch.offsets.resize(n_group * SCORED_AT_ONCE, 0.0);
     let (q, out, means) = (&scratch.q_rest[..], &mut scratch.offsets[..], &means[..run.len()]);
@@ -98,10 +122,10 @@ fn score_sketches(
     n_group: usize,
 ) {
     offsets(piece, slab, head, &run, n_group);
-    let (start, n_blocks) = (piece.kept.len() * n_group * piece.stride, piece.n_blocks);
+    let n_blocks = piece.n_blocks;
     let code_bytes = slab.block(Stream::Codes, head, run.start).len();
     let n_channels = 2 * slab.shape.sketch.shape().channels();
-    let scratch = &piece.scratch;
+    let scratch = &mut piece.scratch;
     let sketches = SketchRun {
         shape: slab.shape.sketch.shape(),
         n_tokens: slab.shape.n_tokens,
@@ -111,19 +135,20 @@ fn score_sketches(
         n_group,
         offsets: &scratch.offsets,
         offset_stride: SCORED_AT_ONCE,
-        stride: piece.stride,
+        stride: slab.shape.n_tokens.next_multiple_of(16),
         floor: &scratch.floor,
     };
     let mut kept = [false; SCORED_AT_ONCE];
     let mut sums = BlockSums {
-        largest: &mut piece.block_max[done..],
+        running: &mut scratch.running,
+        reference: &mut piece.reference[done..],
         sum: &mut piece.block_sum[done..],
         stride: n_blocks,
         kept: &mut kept,
     };
-    sketch_run(&sketches, &mut piece.weights[start..], &mut sums);
+    sketch_run(&sketches, &mut scratch.block_weights, &mut sums);
     let kept = kept.iter().take(run.len()).enumerate().filter(|(_, kept)| **kept);
-    piece.kept.extend(kept.map(|(i, _)| (done + i) as u32));
+    scratch.kept.extend(kept.map(|(i, _)| (done + i) as u32));
 }
 
 /// Blocks that have given up their sketches: all tokens score as the mean does.
@@ -136,11 +161,13 @@ fn score_means(
     n_group: usize,
 ) {
     offsets(piece, slab, head, &run, n_group);
+    let stride = slab.shape.n_tokens.next_multiple_of(16);
     for i in 0..run.len() {
-        let start = piece.kept.len() * n_group * piece.stride;
+        let scratch = &mut piece.scratch;
+        let start = scratch.kept.len() * n_group * stride;
         for g in 0..n_group {
-            let row = &mut piece.weights[start + g * piece.stride..][..slab.shape.n_tokens];
-            row.fill(piece.scratch.offsets[g * SCORED_AT_ONCE + i]);
+            let row = &mut scratch.block_weights[start + g * stride..][..slab.shape.n_tokens];
+            row.fill(scratch.offsets[g * SCORED_AT_ONCE + i]);
         }
         sum_block(piece, slab.shape.n_tokens, done + i, n_group);
     }
@@ -157,35 +184,69 @@ fn score_keys(
     n_group: usize,
 ) {
     let (codec, dim) = (RowCodec::F32, slab.shape.key_dim);
+    let stride = slab.shape.n_tokens.next_multiple_of(16);
     for (i, block) in run.enumerate() {
-        let start = piece.kept.len() * n_group * piece.stride;
+        let scratch = &mut piece.scratch;
+        let start = scratch.kept.len() * n_group * stride;
         let keys = slab.block(Stream::Codes, head, block).chunks_exact(codec.row_bytes(dim));
         for (t, key) in keys.enumerate() {
-            let out = &mut piece.weights[start + t..];
-            let turned = &piece.scratch.turned;
+            let out = &mut scratch.block_weights[start + t..];
+            let turned = &scratch.turned;
             let q = if turned.bias.is_empty() { q } else { &turned.q };
-            row_scores(codec, dim, q, n_group, &[key], out, piece.stride);
+            row_scores(codec, dim, q, n_group, &[key], out, stride);
             for (g, bias) in turned.bias.iter().enumerate() {
-                out[g * piece.stride] += bias;
+                out[g * stride] += bias;
             }
         }
         sum_block(piece, slab.shape.n_tokens, done + i, n_group);
     }
 }
 
-/// Turns the scores that stand where the next kept block's weights go into weights.
+/// Turns the scores that stand where the next kept block's weights go into weights, relative to the
+/// largest.
 fn sum_block(piece: &mut Piece, n_tokens: usize, number: usize, n_group: usize) {
-    let start = piece.kept.len() * n_group * piece.stride;
+    let stride = n_tokens.next_multiple_of(16);
+    let scratch = &mut piece.scratch;
+    let start = scratch.kept.len() * n_group * stride;
     let mut keep = false;
     for g in 0..n_group {
-        let row = &mut piece.weights[start + g * piece.stride..][..n_tokens];
+        let row = &mut scratch.block_weights[start + g * stride..][..n_tokens];
         let m = max(row);
-        keep |= m >= piece.scratch.floor[g];
-        piece.block_max[g * piece.n_blocks + number] = m;
+        keep |= m >= scratch.floor[g];
+        piece.reference[g * piece.n_blocks + number] = m;
         piece.block_sum[g * piece.n_blocks + number] = exp_minus(row, m);
     }
     if keep {
-        piece.kept.push(number as u32);
+        scratch.kept.push(number as u32);
+    }
+}
+
+/// Takes what may be chosen out of the kept blocks: tokens whose share is above the lower threshold
+/// if Z is what is known of it.
+fn collect(piece: &mut Piece, n_tokens: usize, n_group: usize, at: Thresholds) {
+    let stride = n_tokens.next_multiple_of(16);
+    let part = (n_group as f32).recip();
+    let limit = if at.lowest() > 0.0 { at.lowest() * LESS_ROUNDING } else { at.lowest() };
+    let scratch = &mut piece.scratch;
+    scratch.tokens.resize(n_tokens, 0);
+    scratch.shares.resize(n_tokens, 0.0);
+    scratch.factors.resize(n_group, 0.0);
+    for (kept, &block) in scratch.kept.iter().enumerate() {
+        for (g, factor) in scratch.factors.iter_mut().enumerate() {
+            let reference = piece.reference[g * piece.n_blocks + block as usize];
+            *factor = part * (reference - scratch.running[g]).exp();
+        }
+        let weights = &scratch.block_weights[kept * n_group * stride..][..n_group * stride];
+        let (tokens, shares) = (&mut scratch.tokens[..], &mut scratch.shares[..]);
+        let n = shares_above(weights, stride, n_tokens, &scratch.factors, limit, tokens, shares);
+        let tokens = &tokens[..n];
+        piece.candidates.extend(tokens.iter().map(|&token| (block, token)));
+        let room = piece.weights.len();
+        piece.weights.resize(room + n * n_group, 0.0);
+        for (g, line) in weights.chunks_exact(stride).enumerate() {
+            let of_query = piece.weights[room..].iter_mut().skip(g).step_by(n_group);
+            of_query.zip(tokens).for_each(|(weight, &token)| *weight = line[token as usize]);
+        }
     }
 }
 
@@ -202,7 +263,7 @@ fn sum_up(
     for g in 0..n_group {
         let range = g * piece.n_blocks + blocks.start..g * piece.n_blocks + blocks.end;
         let factors = &mut factors[..blocks.len()];
-        factors.copy_from_slice(&piece.block_max[range.clone()]);
+        factors.copy_from_slice(&piece.reference[range.clone()]);
         let m = max(factors);
         exp_minus(factors, m);
         let sums = piece.block_sum[range].iter();
@@ -210,7 +271,8 @@ fn sum_up(
         add(&mut scratch.m[g], &mut scratch.l[g], m, l);
         let (mut m, mut l) = (scratch.m[g], scratch.l[g]);
         add(&mut m, &mut l, seen.m[g], seen.l[g]);
-        scratch.floor[g] = at.floor(m + l.ln());
+        scratch.running[g] = m + l.ln();
+        scratch.floor[g] = at.floor(scratch.running[g]);
     }
 }
 
@@ -272,12 +334,12 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// `epsilon` 0 reads every token, also those whose share is too small for a float. `middle` is
-    /// a fraction of epsilon; None: there is no value sketch.
+    /// `epsilon` 0 reads every token, also those whose share is too small for a float. Without
+    /// `middle` there is no value sketch.
     pub fn new(epsilon: f32, middle: Option<f32>) -> Self {
         Self {
             fetch: if epsilon > 0.0 { epsilon } else { -1.0 },
-            middle: middle.map_or(f32::INFINITY, |fraction| fraction * epsilon),
+            middle: middle.unwrap_or(f32::INFINITY),
         }
     }
 
@@ -293,46 +355,39 @@ impl Thresholds {
     }
 }
 
-/// Chooses tokens by their share, mean over the group: exp(score) / Z. `log_sum` is log Z of each
-/// head. A block whose largest shares cannot reach the lower threshold is passed over whole.
-pub fn select(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], at: Thresholds) {
+/// Chooses from the candidates by their share, mean over the group: exp(score) / Z. `log_sum` is
+/// log Z of each head.
+pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
     let (n_group, n_blocks) = (log_sum.len(), piece.n_blocks);
-    let lowest = at.lowest();
     piece.factor.clear();
-    piece.factor.extend_from_slice(&piece.block_max[..n_group * n_blocks]);
+    piece.factor.extend_from_slice(&piece.reference[..n_group * n_blocks]);
     for (factor, &log_sum) in piece.factor.chunks_mut(n_blocks.max(1)).zip(log_sum) {
         exp_minus(factor, log_sum);
     }
-    // Mean over the group.
     let part = (n_group as f32).recip();
-    let (stride, mut n_tokens) = (piece.stride, piece.n_tokens);
-    let scratch = &mut piece.scratch;
-    scratch.tokens.resize(n_tokens, 0);
-    scratch.shares.resize(n_tokens, 0.0);
-    scratch.factors.resize(n_group, 0.0);
-    let mut blocks = sealed.layer.walk();
-    for (kept, &block) in piece.kept.iter().enumerate() {
+    let factors = &mut piece.scratch.factors;
+    factors.resize(n_group, 0.0);
+    // In the blocks' order: those that were scored first are the last.
+    let (recent, older) = piece.candidates.split_at(piece.n_recent);
+    let mut number = recent.len() as u32;
+    let in_order = [older, recent].into_iter().flat_map(|list| list.chunk_by(|a, b| a.0 == b.0));
+    for candidates in in_order {
+        if candidates.as_ptr() == recent.as_ptr() {
+            number = 0;
+        }
+        let block = candidates[0].0;
         let of_block = piece.factor.chunks_exact(n_blocks).map(|of_head| of_head[block as usize]);
-        scratch.factors.iter_mut().zip(of_block).for_each(|(part_of, f)| *part_of = f * part);
-        if scratch.factors.iter().sum::<f32>() <= lowest {
-            continue;
-        }
-        if piece.is_uneven {
-            n_tokens = blocks.find(piece.first + block as usize).0.shape.n_tokens;
-        }
-        let weights = &piece.weights[kept * n_group * stride..][..n_group * stride];
-        let (tokens, shares) = (&mut scratch.tokens[..], &mut scratch.shares[..]);
-        let n = shares_above(weights, stride, n_tokens, &scratch.factors, lowest, tokens, shares);
-        for (&token, &share) in tokens.iter().zip(shares.iter()).take(n) {
-            let number = (piece.fetched.len() + piece.middle.len()) as u32;
+        factors.iter_mut().zip(of_block).for_each(|(part_of, f)| *part_of = f * part);
+        let weights = piece.weights[number as usize * n_group..].chunks_exact(n_group);
+        for (&(_, token), weights) in candidates.iter().zip(weights) {
+            let share = weights.iter().zip(factors.iter()).map(|(w, factor)| w * factor).sum();
             let chosen = Chosen { block, token, number, share };
-            let of_token = weights.chunks_exact(stride).map(|line| line[token as usize]);
-            piece.chosen_weights.extend(of_token);
             if share > at.fetch {
                 piece.fetched.push(chosen);
-            } else {
+            } else if share > at.middle {
                 piece.middle.push(chosen);
             }
+            number += 1;
         }
     }
 }

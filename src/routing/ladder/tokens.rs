@@ -29,6 +29,9 @@ const BLOCKS_A_PIECE: usize = 8;
 
 /// Pieces for each thread, so that an uneven pace evens out.
 const PIECES_A_THREAD: usize = 4;
+/// Times [`Params::share_reference`]: the length up to which the threshold of the middle rung falls
+/// with epsilon.
+const MIDDLE_FALLS_UNTIL: usize = 2;
 
 #[derive(Clone)]
 pub struct LadderTokens {
@@ -202,15 +205,19 @@ impl LadderTokens {
 
     fn thresholds(&self, n_tokens: usize) -> Thresholds {
         let params = &self.params;
-        let scale = match params.share_reference {
-            0 => 1.0,
-            reference => (reference as f32 / n_tokens.max(1) as f32).sqrt(),
+        let epsilon = |n_tokens: usize| {
+            let scale = match params.share_reference {
+                0 => 1.0,
+                reference => (reference as f32 / n_tokens.max(1) as f32).sqrt(),
+            };
+            params.share_threshold * scale
         };
         let has_values = layout::value_rank(params, self.model.geometry.value_dim) > 0;
-        Thresholds::new(
-            params.share_threshold * scale,
-            has_values.then_some(params.middle_fraction),
-        )
+        // What tokens left to their coarse rows are off by adds up as a random walk: the square
+        // root of the largest share among them, at any length.
+        let middle = params.middle_fraction
+            * epsilon(n_tokens.min(MIDDLE_FALLS_UNTIL * params.share_reference.max(1)));
+        Thresholds::new(epsilon(n_tokens), has_values.then_some(middle))
     }
 }
 
@@ -417,9 +424,7 @@ impl SealedTokens for LadderTokens {
             }
         }
         team.for_each_mut(plan.active(), |i, piece| {
-            let unit = i / n_pieces;
-            let sealed = self.sealed(queries.layer, unit % n_kv_heads, &none);
-            route::select(piece, &sealed, &log_sum[unit * n_group..][..n_group], at);
+            route::select(piece, &log_sum[i / n_pieces * n_group..][..n_group], at);
         });
         if let Some(budget) = limits.fetch_budget {
             let middle = layout::value_rank(&self.params, self.model.geometry.value_dim) > 0;
