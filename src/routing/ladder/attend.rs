@@ -5,6 +5,7 @@ use std::slice::ChunksExactMut;
 
 use super::layout::widen;
 use super::plan::{Piece, PieceScratch, Sealed};
+use super::route::lanes;
 use super::slab::Stream;
 use crate::attend::{ROWS_AT_ONCE, attend_rows};
 use crate::kernels::{Coefficients, RowCodec, coefficients_accumulate, prefetch, row_accumulate};
@@ -42,27 +43,23 @@ pub fn attend_piece(
 /// mean. Weights are relative to Z, so the state's m is log Z; it stays open where every token is
 /// fetched.
 fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize) {
-    let n_group = log_sum.len();
+    let (n_group, lanes) = (log_sum.len(), lanes(log_sum.len()));
     let scratch = &mut piece.scratch;
     let n = piece.n_blocks;
     scratch.coarse.clear();
-    scratch.coarse.extend_from_slice(&piece.block_sum[..n_group * n]);
+    let sums = piece.block_sum[..n_group * n].iter().zip(&piece.factor);
+    scratch.coarse.extend(sums.map(|(sum, factor)| sum * factor));
     for chosen in &piece.fetched {
-        let weights = &piece.weights[chosen.number as usize * n_group..][..n_group];
-        for (rest, weight) in
-            scratch.coarse[chosen.block as usize..].iter_mut().step_by(n).zip(weights)
+        let shares = &piece.weights[chosen.number as usize * lanes..][..n_group];
+        for (rest, share) in
+            scratch.coarse[chosen.block as usize..].iter_mut().step_by(n).zip(shares)
         {
-            *rest = (*rest - weight).max(0.0);
+            *rest = (*rest - share).max(0.0);
         }
     }
     let state = &mut scratch.state;
     for (g, &log_sum) in log_sum.iter().enumerate() {
-        let mut sum = 0.0;
-        let factors = &piece.factor[g * n..][..n];
-        for (weight, factor) in scratch.coarse[g * n..][..n].iter_mut().zip(factors) {
-            *weight *= factor;
-            sum += *weight;
-        }
+        let sum = scratch.coarse[g * n..][..n].iter().sum();
         if sum > NOTHING {
             (state.m[g], state.l[g]) = (log_sum, sum);
         } else {
@@ -98,6 +95,7 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
     let scratch = &mut piece.scratch;
     scratch.coefficients.clear();
     scratch.coefficients.resize(n_group * rank, 0.0);
+    let lanes = lanes(n_group);
     let mut blocks = sealed.layer.walk();
     let first = piece.first;
     let mut runs = piece.middle.chunk_by(|a, b| a.block == b.block).peekable();
@@ -117,11 +115,9 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
         scratch.token_list.extend(run.iter().map(|chosen| chosen.token));
         scratch.token_weights.resize(n_group * run.len(), 0.0);
         for (i, chosen) in run.iter().enumerate() {
-            let weights = &piece.weights[chosen.number as usize * n_group..][..n_group];
-            for (g, weight) in weights.iter().enumerate() {
-                let factor = piece.factor[g * piece.n_blocks + b];
-                scratch.token_weights[g * run.len() + i] = factor * weight;
-            }
+            let shares = &piece.weights[chosen.number as usize * lanes..][..n_group];
+            let of_token = scratch.token_weights.iter_mut().skip(i).step_by(run.len());
+            of_token.zip(shares).for_each(|(weight, share)| *weight = *share);
         }
         let (minimum, scale) = slab.coefficient_scales(sealed.head, block);
         let codes = slab.block(Stream::Coefficients, sealed.head, block);

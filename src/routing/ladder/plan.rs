@@ -36,7 +36,7 @@ pub struct Piece {
     pub candidates: Vec<(u32, u32)>,
     /// How many of them lie in the newest blocks, and come first.
     pub n_recent: usize,
-    /// Their weights, `[candidate][n_group]`.
+    /// Their weights, after choosing their shares, `[candidate][lanes]` (n_group and zeros).
     pub weights: Vec<f32>,
     /// Read exactly (the set T).
     pub fetched: Vec<Chosen>,

@@ -13,6 +13,14 @@ use crate::model::Rotation;
 /// A candidate's share is rounded twice, as is the threshold's score.
 const LESS_ROUNDING: f32 = 1.0 - 1e-3;
 
+/// Heads of a group whose weights a processor takes together.
+const LANES: usize = 4;
+
+/// Places that a candidate's weights take; what is no head's is 0.
+pub fn lanes(n_group: usize) -> usize {
+    n_group.next_multiple_of(LANES)
+}
+
 /// Blocks of one slab that are scored before sums and floor move on.
 pub const SCORED_AT_ONCE: usize = 64;
 
@@ -224,7 +232,7 @@ fn sum_block(piece: &mut Piece, n_tokens: usize, number: usize, n_group: usize) 
 /// Takes what may be chosen out of the kept blocks: tokens whose share is above the lower threshold
 /// if Z is what is known of it.
 fn collect(piece: &mut Piece, n_tokens: usize, n_group: usize, at: Thresholds) {
-    let stride = n_tokens.next_multiple_of(16);
+    let (stride, lanes) = (n_tokens.next_multiple_of(16), lanes(n_group));
     let part = (n_group as f32).recip();
     let limit = if at.lowest() > 0.0 { at.lowest() * LESS_ROUNDING } else { at.lowest() };
     let scratch = &mut piece.scratch;
@@ -242,9 +250,9 @@ fn collect(piece: &mut Piece, n_tokens: usize, n_group: usize, at: Thresholds) {
         let tokens = &tokens[..n];
         piece.candidates.extend(tokens.iter().map(|&token| (block, token)));
         let room = piece.weights.len();
-        piece.weights.resize(room + n * n_group, 0.0);
+        piece.weights.resize(room + n * lanes, 0.0);
         for (g, line) in weights.chunks_exact(stride).enumerate() {
-            let of_query = piece.weights[room..].iter_mut().skip(g).step_by(n_group);
+            let of_query = piece.weights[room..].iter_mut().skip(g).step_by(lanes);
             of_query.zip(tokens).for_each(|(weight, &token)| *weight = line[token as usize]);
         }
     }
@@ -355,10 +363,10 @@ impl Thresholds {
     }
 }
 
-/// Chooses from the candidates by their share, mean over the group: exp(score) / Z. `log_sum` is
-/// log Z of each head.
+/// Turns the candidates' weights into shares of each head, exp(score) / Z, and chooses by their mean
+/// over the group. `log_sum` is log Z of each head.
 pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
-    let (n_group, n_blocks) = (log_sum.len(), piece.n_blocks);
+    let (n_group, n_blocks, lanes) = (log_sum.len(), piece.n_blocks, lanes(log_sum.len()));
     piece.factor.clear();
     piece.factor.extend_from_slice(&piece.reference[..n_group * n_blocks]);
     for (factor, &log_sum) in piece.factor.chunks_mut(n_blocks.max(1)).zip(log_sum) {
@@ -366,7 +374,8 @@ pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
     }
     let part = (n_group as f32).recip();
     let factors = &mut piece.scratch.factors;
-    factors.resize(n_group, 0.0);
+    factors.clear();
+    factors.resize(lanes, 0.0);
     // In the blocks' order: those that were scored first are the last.
     let (recent, older) = piece.candidates.split_at(piece.n_recent);
     let mut number = recent.len() as u32;
@@ -377,10 +386,18 @@ pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
         }
         let block = candidates[0].0;
         let of_block = piece.factor.chunks_exact(n_blocks).map(|of_head| of_head[block as usize]);
-        factors.iter_mut().zip(of_block).for_each(|(part_of, f)| *part_of = f * part);
-        let weights = piece.weights[number as usize * n_group..].chunks_exact(n_group);
+        factors.iter_mut().zip(of_block).for_each(|(factor, f)| *factor = f);
+        let weights = piece.weights[number as usize * lanes..].chunks_exact_mut(lanes);
         for (&(_, token), weights) in candidates.iter().zip(weights) {
-            let share = weights.iter().zip(factors.iter()).map(|(w, factor)| w * factor).sum();
+            let mut sums = [0.0; LANES];
+            let of_four = factors.as_chunks::<LANES>().0;
+            for (weights, factors) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(of_four) {
+                for ((weight, factor), sum) in weights.iter_mut().zip(factors).zip(&mut sums) {
+                    *weight *= factor;
+                    *sum += *weight;
+                }
+            }
+            let share = part * ((sums[0] + sums[1]) + (sums[2] + sums[3]));
             let chosen = Chosen { block, token, number, share };
             if share > at.fetch {
                 piece.fetched.push(chosen);
