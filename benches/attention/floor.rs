@@ -85,20 +85,20 @@ impl Rates {
     pub fn measure(pool: &mut Pool) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if let Some((dots, multiplies)) = registers::best() {
-            const LOOPS: usize = 400_000;
+            const LOOPS: usize = 100_000;
             let n = pool.n_threads() as f64;
             let mut rate = |a_loop: f64, loops: usize, run: fn(usize)| {
                 let mut times = Vec::new();
-                for _ in 0..15 {
+                for _ in 0..5 {
                     let n_threads = pool.n_threads();
                     times.push(seconds(|| pool.team(|t| t.for_each(n_threads, |_| run(loops)))));
                 }
-                n * loops as f64 * a_loop / quantile(&times, 0.1)
+                n * loops as f64 * a_loop / quantile(&times, 0.5)
             };
             return Some(Self {
                 dots: rate(registers::A_LOOP, LOOPS, dots),
                 multiplies: rate(registers::A_LOOP, LOOPS, multiplies),
-                exponentials: rate(4096.0, 100, exponentials),
+                exponentials: rate(4096.0, 50, exponentials),
             });
         }
         let _ = pool;

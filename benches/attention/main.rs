@@ -397,6 +397,10 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
         }),
         Box::new(|| reading.read(*pool.borrow_mut())),
         Box::new(|| {
+            let rates = Rates::measure(*pool.borrow_mut());
+            rates.map_or(0.0, |rates| step.arithmetic(SKETCH, &rates))
+        }),
+        Box::new(|| {
             let mut pool = pool.borrow_mut();
             let scratch = &mut dense_scratch;
             seconds(|| dense.attend(*pool, scratch, &queries[0], n_tokens, &mut dense_out))
@@ -425,22 +429,21 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
     let samples = alternate(&mut works, n_rounds);
     drop(works);
     let whole = Samples { wall: pass_seconds.into_inner(), ..Samples::default() };
-    let pool = pool.into_inner();
-
-    let bytes_floor = samples[1].median();
-    let arithmetic = Rates::measure(pool).map(|rates| step.arithmetic(SKETCH, &rates));
-    let least = bytes_floor.max(arithmetic.unwrap_or(0.0));
+    let (read, arithmetic) = (&samples[1], &samples[2]);
+    let larger = |(a, b): (&f64, &f64)| a.max(*b);
+    let wall = read.wall.iter().zip(&arithmetic.wall).map(larger).collect();
+    let floor = Samples { wall, ..Samples::default() };
     println!(
-        "  floor: {:.1} MB at {:.1} GB/s {:.3} ms, arithmetic {} ms; whole pass {:.3} ms",
+        "  floor: {:.1} MB at {:.1} GB/s {:.3} ms, arithmetic {:.3} ms; whole pass {:.3} ms",
         step.bytes() / 1e6,
-        step.bytes() / bytes_floor / 1e9,
-        bytes_floor * 1e3,
-        arithmetic.map_or("-".to_string(), |a| format!("{:.3}", a * 1e3)),
+        step.bytes() / read.median() / 1e9,
+        read.median() * 1e3,
+        arithmetic.median() * 1e3,
         whole.median() * 1e3
     );
 
     // Of its two layouts the one that is kinder to it.
-    let ggml = samples[3..].iter().take(2).min_by(|a, b| a.median().total_cmp(&b.median()));
+    let ggml = samples[4..].iter().take(2).min_by(|a, b| a.median().total_cmp(&b.median()));
     let row = |name: &str, samples: &Samples, of_floor: Option<f64>| Row {
         name: format!("{name}{label}"),
         n_ctx: n_tokens,
@@ -450,15 +453,18 @@ fn decode(rivals: &mut Rivals, n_tokens: usize, n_rounds: usize, label: &str) ->
         of_floor,
     };
     let mut rows = vec![
-        row("attend", &samples[0], Some(least / samples[0].median())),
-        row("attend: read the bytes", &samples[1], None),
-        row("attend: dense f16", &samples[2], None),
+        row("attend", &samples[0], Some(samples[0].ratio(&floor))),
+        row("attend: read the bytes", read, None),
+        row("attend: dense f16", &samples[3], None),
     ];
-    for (name, samples) in names.iter().zip(&samples[3..]) {
+    if arithmetic.median() > 0.0 {
+        rows.insert(2, row("attend: do the arithmetic", arithmetic, None));
+    }
+    for (name, samples) in names.iter().zip(&samples[4..]) {
         rows.push(row(name, samples, None));
     }
     for row in &mut rows {
-        row.vs_dense = Some(row.samples.ratio(&samples[2]));
+        row.vs_dense = Some(row.samples.ratio(&samples[3]));
     }
     rows
 }
