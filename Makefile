@@ -13,7 +13,7 @@ soname := libsekv.so.$(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\)\..*/\1/p' 
 
 .DEFAULT_GOAL := help
 .PHONY: help build host demo test eval bench growth tables lint lint-format lint-clippy lint-docs \
-        lint-header header valgrind fuzz seeds clean
+        lint-header header valgrind loom fuzz seeds clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ header: ## write include/sekv.h from src/capi
 valgrind: ## the C example under valgrind
 	@.ci/tools.sh build valgrind
 	@.ci/valgrind.sh
+
+loom: ## what two threads share, in every order of their steps
+	@.ci/tools.sh build
+	@RUSTFLAGS="--cfg loom" CARGO_PROFILE_TEST_OPT_LEVEL=0 CARGO_PROFILE_TEST_DEBUG=0 \
+		$(cargo) test --locked --lib --target-dir target/loom cache::slot
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (default 600), two at a time on two cores
 	@.ci/tools.sh build fuzz

@@ -7,10 +7,10 @@
 
 use std::any::Any;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use super::residents::Residents;
+use super::slot::{Taker, slot};
 use crate::error::{Result, fail};
 use crate::kernels::RowCodec;
 use crate::model::Geometry;
@@ -44,11 +44,11 @@ impl Sealer {
 
     /// Begins to make a block.
     pub fn start(&self, first: usize, rows: BlockRows, work: Box<dyn SealWork>) -> Option<Ahead> {
-        let slot = Arc::new(Slot::default());
-        let (filler, n) = (Filler(slot.clone()), rows.n);
+        let (filler, taker) = slot();
+        let n = rows.n;
         let job = move || filler.fill(work.run(&rows).ok());
         self.jobs.as_ref()?.send(Box::new(job)).ok()?;
-        Some(Ahead { first, n, slot })
+        Some(Ahead { first, n, taker })
     }
 }
 
@@ -67,55 +67,13 @@ pub struct Ahead {
     /// Its first token in the sequence, and how many it has.
     pub first: usize,
     pub n: usize,
-    slot: Arc<Slot>,
+    taker: Taker<Made>,
 }
 
 impl Ahead {
     /// Waits for the block; None where it could not be made.
     pub fn take(self) -> Option<Made> {
-        let progress = self.slot.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_making = |progress: &mut Progress| matches!(progress, Progress::Making);
-        let mut progress =
-            self.slot.ready.wait_while(progress, is_making).unwrap_or_else(PoisonError::into_inner);
-        match std::mem::take(&mut *progress) {
-            Progress::Done(made) => made,
-            Progress::Making => None,
-        }
-    }
-}
-
-#[derive(Default)]
-enum Progress {
-    #[default]
-    Making,
-    /// None where it could not be made.
-    Done(Option<Made>),
-}
-
-/// Where a block is put down for its sequence. Not a channel: its receiver would leave a handle
-/// of the standard library's in a host's thread that has to wait.
-#[derive(Default)]
-struct Slot {
-    progress: Mutex<Progress>,
-    ready: Condvar,
-}
-
-/// The maker's end of a slot: dropped without a block, as by a panic, it says so.
-struct Filler(Arc<Slot>);
-
-impl Filler {
-    fn fill(&self, made: Option<Made>) {
-        let mut progress = self.0.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*progress, Progress::Making) {
-            *progress = Progress::Done(made);
-        }
-        self.0.ready.notify_one();
-    }
-}
-
-impl Drop for Filler {
-    fn drop(&mut self) {
-        self.fill(None);
+        self.taker.take()
     }
 }
 

@@ -12,6 +12,7 @@ mod residents;
 mod sequence;
 mod sequences;
 mod sizes;
+mod slot;
 mod state;
 mod statistics;
 
