@@ -13,7 +13,7 @@ soname := libsekv.so.$(shell sed -n 's/^version = "\([0-9]*\.[0-9]*\)\..*/\1/p' 
 
 .DEFAULT_GOAL := help
 .PHONY: help build host demo test eval bench growth tables lint lint-format lint-clippy lint-docs \
-        lint-header header valgrind loom fuzz seeds clean
+        lint-header header valgrind tsan loom fuzz seeds clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,10 @@ header: ## write include/sekv.h from src/capi
 valgrind: ## the C example under valgrind
 	@.ci/tools.sh build valgrind
 	@.ci/valgrind.sh
+
+tsan: ## tests of several threads under the thread sanitizer
+	@.ci/tools.sh build
+	@.ci/tsan
 
 loom: ## what two threads share, in every order of their steps
 	@.ci/tools.sh build
