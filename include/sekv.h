@@ -466,7 +466,8 @@ typedef struct sekv_params {
    */
   int32_t share_reference;
   /**
-   * Tokens whose share exceeds this fraction of epsilon add their value sketch. Default 0.1.
+   * Tokens whose share exceeds this fraction of epsilon add their value sketch; beyond twice
+   * share_reference tokens, of epsilon at that length. Default 0.1.
    */
   float middle_fraction;
   /**

@@ -2,6 +2,8 @@
 //! this machine allows. Keys and values lie head by head, `[n_kv_heads][capacity][dim]`, so that
 //! every thread reads one stream.
 
+use std::ops::Range;
+
 use half::f16;
 use sekv::attend::SoftmaxState;
 use sekv::kernels::{RowCodec, exp_minus, max, row_accumulate, row_scores};
@@ -83,6 +85,13 @@ impl Dense {
     /// All keys and values, `[n_kv_heads][capacity][dim]`.
     pub fn rows(&self) -> (&[f16], &[f16]) {
         (self.keys.as_slice(), self.values.as_slice())
+    }
+
+    /// Keys of one head as f32.
+    pub fn keys(&self, head: usize, tokens: Range<usize>) -> Vec<f32> {
+        let at = head * self.capacity;
+        let keys = &self.keys.as_slice()[(at + tokens.start) * DIM..(at + tokens.end) * DIM];
+        keys.iter().map(|key| key.to_f32()).collect()
     }
 
     /// Exact scores of one query head, scaled.

@@ -11,6 +11,7 @@
 //! quiet, so they take turns within one run (`rounds.rs`). criterion and divan measure one
 //! function after the other, and an hour's noise would land on one of them.
 
+mod bounds;
 mod dense;
 mod floor;
 mod generator;
@@ -321,7 +322,9 @@ fn describe(dense: &Dense, queries: &[Vec<f32>], n_tokens: usize) {
             let sum: f64 = weights.iter().sum();
             sink += weights[..4].iter().sum::<f64>() / sum / n;
             near += weights[n_tokens - 128..].iter().sum::<f64>() / sum / n;
-            let epsilon = f64::from(Params::default().share_threshold) * 4096.0 / n_tokens as f64;
+            let params = Params::default();
+            let fall = (params.share_reference as f64 / n_tokens as f64).sqrt();
+            let epsilon = f64::from(params.share_threshold) * fall;
             let far = &weights[4..n_tokens - 128];
             large += far.iter().filter(|&&w| w / sum > epsilon).count() as f64 / n;
             let far = &scores[4..n_tokens - 128];
@@ -335,6 +338,14 @@ fn describe(dense: &Dense, queries: &[Vec<f32>], n_tokens: usize) {
          above epsilon a query head, scores deviate by {deviation:.2}",
         sink * 100.0,
         near * 100.0
+    );
+    let bounds = bounds::bounds(dense, &queries[..2], n_tokens);
+    println!(
+        "  blocks with no token above epsilon: {:.1} %; told by a bound from their channels' ranges: \
+         {:.2} %, from their radius: {:.2} %",
+        bounds.below * 100.0,
+        bounds.by_channels * 100.0,
+        bounds.by_radius * 100.0
     );
 }
 

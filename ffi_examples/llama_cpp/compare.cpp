@@ -65,6 +65,8 @@ comparison compare_caches(const loaded_model & model, engine & full, engine & se
     comparison compared;
     read_prompt(full, prompt, "prompt, full cache:", compared.full);
     read_prompt(sekv, prompt, "prompt, libsekv:   ", compared.sekv);
+    const sekv_times seal = sekv.sekv()->statistics().seal;
+    compared.seal_seconds = static_cast<double>(seal.count) * seal.p50;
 
     const int32_t n_prompt = static_cast<int32_t>(prompt.size());
     const int32_t n_steps = forced.empty() ? n_predict : static_cast<int32_t>(forced.size());

@@ -41,6 +41,7 @@ struct comparison {
     speed full;
     speed sekv;
     sekv_statistics statistics = {};
+    double seal_seconds = 0.0;        // of the prompt's, by their median and number
     std::vector<llama_token> tokens;  // what both were fed
 };
 

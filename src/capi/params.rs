@@ -137,7 +137,8 @@ pub struct sekv_params {
     /// Tokens of a sequence at which share_threshold holds as it is; it scales as the square root
     /// of this over their number. 0: it always holds as it is. Default 4096.
     pub share_reference: i32,
-    /// Tokens whose share exceeds this fraction of epsilon add their value sketch. Default 0.1.
+    /// Tokens whose share exceeds this fraction of epsilon add their value sketch; beyond twice
+    /// share_reference tokens, of epsilon at that length. Default 0.1.
     pub middle_fraction: f32,
     /// Tokens that a step and KV head may read exactly; 0: none; negative: no limit. Default -1.
     pub fetch_budget: i64,

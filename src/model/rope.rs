@@ -68,31 +68,48 @@ pub(crate) fn frequencies(
             fail!(Format, "a RoPE factor is {factor}, expected positive numbers");
         }
     }
+    // Not in the loop: the compiler would take logarithms out of it, also of a Yarn that isn't there.
+    let ramp = match scaling {
+        RopeScaling::Uniform { .. } => None,
+        RopeScaling::Yarn(yarn) => Some(yarn.ramp(n_rot, base)),
+    };
     let mut result = Vec::new();
     result.try_reserve_exact(n_pairs)?;
     for pair in 0..n_pairs {
         let factor = factors.map_or(1.0, |factors| f64::from(factors[pair]));
         let unscaled = base.powf(-2.0 * pair as f64 / n_rot as f64) / factor;
-        let kept = match scaling {
-            RopeScaling::Uniform { .. } => 0.0,
-            RopeScaling::Yarn(yarn) => yarn.kept_share(pair, n_rot, base),
-        };
+        let kept = ramp.as_ref().map_or(0.0, |ramp| ramp.kept_share(pair));
         result.push((unscaled * (scale * (1.0 - kept) + kept)) as f32);
     }
     Ok(result)
 }
 
 impl Yarn {
-    /// The share of a pair's own frequency in what it turns by; the rest is the scaled one.
-    fn kept_share(&self, pair: usize, n_rot: usize, base: f64) -> f64 {
+    fn ramp(&self, n_rot: usize, base: f64) -> Ramp {
         // The pair that turns `turns` times within the original context.
         let pair_at = |turns: f64| {
             let context = self.original_context as f64;
             n_rot as f64 * (context / (turns * 2.0 * PI)).ln() / (2.0 * base.ln())
         };
-        let low = pair_at(self.beta_fast).floor().max(0.0);
-        let high = pair_at(self.beta_slow).ceil().min(n_rot as f64 - 1.0);
-        let ramp = (pair as f64 - low) / (high - low).max(0.001);
+        Ramp {
+            low: pair_at(self.beta_fast).floor().max(0.0),
+            high: pair_at(self.beta_slow).ceil().min(n_rot as f64 - 1.0),
+            extrapolation: self.extrapolation,
+        }
+    }
+}
+
+/// YaRN's ramp between the pairs `low` and `high`.
+struct Ramp {
+    low: f64,
+    high: f64,
+    extrapolation: f64,
+}
+
+impl Ramp {
+    /// The share of a pair's own frequency in what it turns by; the rest is the scaled one.
+    fn kept_share(&self, pair: usize) -> f64 {
+        let ramp = (pair as f64 - self.low) / (self.high - self.low).max(0.001);
         (1.0 - ramp.clamp(0.0, 1.0)) * self.extrapolation
     }
 }

@@ -1,4 +1,5 @@
 // sekv-eval: how close is libsekv to the full cache, on real documents?
+#include "bounds.h"
 #include "documents.h"
 #include "eval_json.h"
 #include "fidelity.h"
@@ -28,6 +29,7 @@ Modes
   --exact            raw f32, resident and sealed: llama.cpp's own words and logits
   --drift            1,000 tokens past a prompt of 3,072; last quarter <= 1.5 x the first
   --needles          needles alone
+  --bounds           how much of the scan bounds of scores could save
   --list             the documents with their token hashes
 
 Options
@@ -64,7 +66,7 @@ bool parse(int argument_count, char ** arguments, eval_options & options) {
             return arguments[++i];
         };
         if (option == "--quick" || option == "--stream" || option == "--exact" || option == "--drift" || option == "--needles" ||
-            option == "--list") {
+            option == "--bounds" || option == "--list") {
             options.mode = option.substr(2);
         } else if (option == "--tuning") {
             options.tuning = true;
@@ -190,6 +192,10 @@ bool run(const eval_options & options) {
             std::printf("%s\t%d\t%d\t%s\n", document.name.c_str(), document.n_prompt, document.n_forced,
                         token_hash(document.tokens).c_str());
         }
+        return true;
+    }
+    if (options.mode == "bounds") {
+        print_bounds(model, chosen_documents(model, options), options.n_threads);
         return true;
     }
     if (options.mode == "quick" || options.mode == "stream") {

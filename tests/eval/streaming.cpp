@@ -36,12 +36,13 @@ bool run_document(const sekv_llama::loaded_model & model, const document & docum
     const sekv_memory & memory = compared.statistics.memory;
     const bool holds = compared.result.n_tokens == document.n_forced && compared.result.kl_mean() <= most_kl;
     std::printf("%s %s: %d + %d tokens, KL mean %.6f (at most %.4f), max %.4f, top-1 %.2f %%, perplexity %.4f against %.4f, "
-                "fast tier %.2f %% of f16, fetched %.0f; tokens/s: prompt %.0f against %.0f, decode %.1f against %.1f: %s\n",
+                "fast tier %.2f %% of f16, fetched %.0f; tokens/s: prompt %.0f against %.0f (sealing %.1f %% of it), decode %.1f against %.1f: %s\n",
                 name, document.name.c_str(), document.n_prompt, document.n_forced, compared.result.kl_mean(), most_kl,
                 compared.result.kl_max, 100.0 * compared.result.top1(), compared.result.other_perplexity(),
                 compared.result.reference_perplexity(),
                 memory.full_f16_bytes > 0 ? 100.0 * memory.fast_bytes / memory.full_f16_bytes : 0.0,
                 compared.statistics.fetched_mean, compared.sekv.prompt_rate(), compared.full.prompt_rate(),
+                100.0 * compared.seal_seconds / compared.sekv.prompt_seconds,
                 compared.sekv.decode_rate(), compared.full.decode_rate(), holds ? "holds" : "MISSED");
     std::fflush(stdout);
     return holds;
