@@ -9,9 +9,14 @@ use crate::kernels::{
     BlockSums, RowCodec, SketchRun, exp_minus, max, prefetch, row_scores, shares_above, sketch_run,
 };
 use crate::model::Rotation;
+use crate::params::Params;
 
 /// A candidate's share is rounded twice, as is the threshold's score.
 const LESS_ROUNDING: f32 = 1.0 - 1e-3;
+
+/// Times [`Params::share_reference`]: the length up to which the threshold of the middle rung falls
+/// with epsilon.
+const MIDDLE_FALLS_UNTIL: usize = 2;
 
 /// Heads of a group whose weights a processor takes together.
 const LANES: usize = 4;
@@ -342,12 +347,24 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// `epsilon` 0 reads every token, also those whose share is too small for a float. Without
-    /// `middle` there is no value sketch.
-    pub fn new(epsilon: f32, middle: Option<f32>) -> Self {
+    /// Those of a sequence of `n_tokens`. Epsilon 0 reads every token, also those whose share is too
+    /// small for a float. Without value sketches there is no second threshold.
+    pub fn at(params: &Params, n_tokens: usize, has_values: bool) -> Self {
+        let epsilon = |n_tokens: usize| {
+            let scale = match params.share_reference {
+                0 => 1.0,
+                reference => (reference as f32 / n_tokens.max(1) as f32).sqrt(),
+            };
+            params.share_threshold * scale
+        };
+        let fetch = epsilon(n_tokens);
+        // What tokens left to their coarse rows are off by adds up as a random walk: the square
+        // root of the largest share among them, at any length.
+        let falls_until = MIDDLE_FALLS_UNTIL * params.share_reference.max(1);
+        let middle = params.middle_fraction * epsilon(n_tokens.min(falls_until));
         Self {
-            fetch: if epsilon > 0.0 { epsilon } else { -1.0 },
-            middle: middle.unwrap_or(f32::INFINITY),
+            fetch: if fetch > 0.0 { fetch } else { -1.0 },
+            middle: if has_values { middle } else { f32::INFINITY },
         }
     }
 
@@ -438,5 +455,35 @@ pub fn limit(pieces: &mut [Piece], budget: usize, middle: bool) {
             keep
         });
         middle_list.sort_unstable_by_key(|chosen| (chosen.block, chosen.token));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_fall_with_the_length_and_the_middle_one_stays_beyond_twice_the_reference() {
+        let params = Params::default();
+        let at = |n_tokens| Thresholds::at(&params, n_tokens, true);
+        assert_eq!(at(4096).fetch, 1.6e-4);
+        assert!((at(4 * 4096).fetch - 0.8e-4).abs() < 1e-9);
+        assert!((at(1024).middle - 3.2e-5).abs() < 1e-9);
+        assert!(at(8192).middle < at(4096).middle);
+        assert_eq!(at(1 << 20).middle, at(8192).middle);
+        // Where it would lie above epsilon, what is not fetched is coarse.
+        assert_eq!(at(1 << 22).lowest(), at(1 << 22).fetch);
+    }
+
+    #[test]
+    fn epsilon_0_reads_every_token_and_without_value_sketches_there_is_no_middle() {
+        let all = Thresholds::at(&Params { share_threshold: 0.0, ..Params::default() }, 100, true);
+        assert!(all.fetch < 0.0 && all.lowest() < 0.0);
+        assert_eq!(all.floor(3.0), f32::NEG_INFINITY);
+        let fixed = Params { share_reference: 0, ..Params::default() };
+        for n_tokens in [1, 1 << 20] {
+            let at = Thresholds::at(&fixed, n_tokens, false);
+            assert_eq!((at.fetch, at.middle), (fixed.share_threshold, f32::INFINITY));
+        }
     }
 }

@@ -29,9 +29,6 @@ const BLOCKS_A_PIECE: usize = 8;
 
 /// Pieces for each thread, so that an uneven pace evens out.
 const PIECES_A_THREAD: usize = 4;
-/// Times [`Params::share_reference`]: the length up to which the threshold of the middle rung falls
-/// with epsilon.
-const MIDDLE_FALLS_UNTIL: usize = 2;
 
 #[derive(Clone)]
 pub struct LadderTokens {
@@ -204,20 +201,8 @@ impl LadderTokens {
     }
 
     fn thresholds(&self, n_tokens: usize) -> Thresholds {
-        let params = &self.params;
-        let epsilon = |n_tokens: usize| {
-            let scale = match params.share_reference {
-                0 => 1.0,
-                reference => (reference as f32 / n_tokens.max(1) as f32).sqrt(),
-            };
-            params.share_threshold * scale
-        };
-        let has_values = layout::value_rank(params, self.model.geometry.value_dim) > 0;
-        // What tokens left to their coarse rows are off by adds up as a random walk: the square
-        // root of the largest share among them, at any length.
-        let middle = params.middle_fraction
-            * epsilon(n_tokens.min(MIDDLE_FALLS_UNTIL * params.share_reference.max(1)));
-        Thresholds::new(epsilon(n_tokens), has_values.then_some(middle))
+        let has_values = layout::value_rank(&self.params, self.model.geometry.value_dim) > 0;
+        Thresholds::at(&self.params, n_tokens, has_values)
     }
 }
 
