@@ -3,6 +3,12 @@
 use super::level::{Level, Tier};
 use half::{bf16, f16};
 
+/// The bytes of f16, as a row of [`RowCodec::F16`](super::RowCodec::F16) has them.
+pub fn half_bytes(halves: &[f16]) -> &[u8] {
+    // SAFETY: two bytes each, of any value.
+    unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), size_of_val(halves)) }
+}
+
 /// `dst[i] = src[i]`, exactly.
 pub fn f16_to_f32(src: &[f16], dst: &mut [f32]) {
     f16_to_f32_at(Level::best(), src, dst);

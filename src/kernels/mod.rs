@@ -22,13 +22,13 @@ mod testing;
 pub mod tile;
 pub mod value_sketch;
 
-pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, first_outside};
+pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, first_outside, half_bytes};
 pub use exp::{exp_minus, max};
 #[doc(hidden)]
 pub use level::Level;
 pub use prefetch::{prefetch, prefetch_value};
-pub use rows::{RowCodec, row_accumulate, row_scores};
-pub use shares::shares_above;
+pub use rows::{RowCodec, Rows, row_accumulate, row_scores};
+pub use shares::{LANES, TOKENS, Weighed, tokens_above, weigh_lines};
 pub use sketch::{BlockSums, SketchRun, SketchShape, sketch_pack, sketch_run};
 pub use tile::{scratch_len as tile_scratch_len, tile_attend};
-pub use value_sketch::{Coefficients, coefficients_accumulate, coefficients_pack};
+pub use value_sketch::{Coefficients, TokenWeights, coefficients_accumulate, coefficients_pack};

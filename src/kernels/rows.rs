@@ -11,6 +11,7 @@
 use super::convert::f16_at_least;
 use super::level::{Level, Tier};
 use half::f16;
+use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -143,14 +144,48 @@ fn write_codes(values: &[f32], scale: f32, codes: &mut [u8]) {
     }
 }
 
+/// Some encoded rows, and those that come next: they are asked for meanwhile, one with each row,
+/// since they may lie anywhere in memory.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    pub rows: &'a [&'a [u8]],
+    pub next: &'a [&'a [u8]],
+}
+
+impl<'a> Rows<'a> {
+    /// Some of the rows; those that come next come after the last ones.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        let is_last = range.end == self.rows.len();
+        Self { rows: &self.rows[range], next: if is_last { self.next } else { &[] } }
+    }
+}
+
+impl<'a> From<&'a [&'a [u8]]> for Rows<'a> {
+    fn from(rows: &'a [&'a [u8]]) -> Self {
+        Self { rows, next: &[] }
+    }
+}
+
+impl<'a> From<&'a Vec<&'a [u8]>> for Rows<'a> {
+    fn from(rows: &'a Vec<&'a [u8]>) -> Self {
+        Self::from(&rows[..])
+    }
+}
+
+impl<'a, const N: usize> From<&'a [&'a [u8]; N]> for Rows<'a> {
+    fn from(rows: &'a [&'a [u8]; N]) -> Self {
+        Self { rows, next: &[] }
+    }
+}
+
 /// `out[g * stride + t] = q[g] . rows[t]`, q: `[n_group][dim]`, rows as encoded (a longer slice
 /// is read up to its row's end).
-pub fn row_scores(
+pub fn row_scores<'a>(
     codec: RowCodec,
     dim: usize,
     q: &[f32],
     n_group: usize,
-    rows: &[&[u8]],
+    rows: impl Into<Rows<'a>>,
     out: &mut [f32],
     stride: usize,
 ) {
@@ -160,20 +195,21 @@ pub fn row_scores(
 /// [`row_scores`] at a given level, for tests and benches.
 #[doc(hidden)]
 #[allow(clippy::too_many_arguments)]
-pub fn row_scores_at(
+pub fn row_scores_at<'a>(
     level: Level,
     codec: RowCodec,
     dim: usize,
     q: &[f32],
     n_group: usize,
-    rows: &[&[u8]],
+    rows: impl Into<Rows<'a>>,
     out: &mut [f32],
     stride: usize,
 ) {
-    check_rows(codec, dim, rows, n_group, out.len(), stride);
+    let rows = rows.into();
+    check_rows(codec, dim, rows.rows, n_group, out.len(), stride);
     assert_eq!(q.len(), n_group * dim);
     match level.tier() {
-        Tier::Scalar => scores_scalar(codec, dim, q, rows, out, stride),
+        Tier::Scalar => scores_scalar(codec, dim, q, rows.rows, out, stride),
         // SAFETY: the level proves that the machine has the instructions; lengths are checked.
         #[cfg(target_arch = "x86_64")]
         Tier::Avx2 => unsafe { x86::scores_avx2(codec, dim, q, n_group, rows, out, stride) },
@@ -201,13 +237,13 @@ fn scores_scalar(
 }
 
 /// `acc[g][..] += sum over t of w[g * stride + t] * rows[t]`, acc: `[n_group][dim]`.
-pub fn row_accumulate(
+pub fn row_accumulate<'a>(
     codec: RowCodec,
     dim: usize,
     w: &[f32],
     stride: usize,
     n_group: usize,
-    rows: &[&[u8]],
+    rows: impl Into<Rows<'a>>,
     acc: &mut [f32],
 ) {
     row_accumulate_at(Level::best(), codec, dim, w, stride, n_group, rows, acc);
@@ -216,20 +252,21 @@ pub fn row_accumulate(
 /// [`row_accumulate`] at a given level, for tests and benches.
 #[doc(hidden)]
 #[allow(clippy::too_many_arguments)]
-pub fn row_accumulate_at(
+pub fn row_accumulate_at<'a>(
     level: Level,
     codec: RowCodec,
     dim: usize,
     w: &[f32],
     stride: usize,
     n_group: usize,
-    rows: &[&[u8]],
+    rows: impl Into<Rows<'a>>,
     acc: &mut [f32],
 ) {
-    check_rows(codec, dim, rows, n_group, w.len(), stride);
+    let rows = rows.into();
+    check_rows(codec, dim, rows.rows, n_group, w.len(), stride);
     assert_eq!(acc.len(), n_group * dim);
     match level.tier() {
-        Tier::Scalar => accumulate_scalar(codec, dim, w, stride, rows, acc),
+        Tier::Scalar => accumulate_scalar(codec, dim, w, stride, rows.rows, acc),
         // SAFETY: the level proves that the machine has the instructions; lengths are checked.
         #[cfg(target_arch = "x86_64")]
         Tier::Avx2 => unsafe { x86::accumulate_avx2(codec, dim, w, stride, n_group, rows, acc) },
@@ -346,6 +383,8 @@ mod tests {
             })
             .collect();
         let rows: Vec<&[u8]> = guarded.iter().map(Guarded::bytes).collect();
+        // More of them, or fewer, than there are rows.
+        let with_next = Rows { rows: &rows, next: &rows[n_rows % 3..] };
         let stride = n_rows + 3;
         let (q, w) = (random.values(n_group * dim), random.values(n_group * stride));
         let before = random.values(n_group * dim);
@@ -365,7 +404,7 @@ mod tests {
         for level in Level::available() {
             let what = format!("{level:?} {codec:?} {dim} {n_group} {n_rows}");
             let mut scores = vec![7.0; n_group * stride];
-            row_scores_at(level, codec, dim, &q, n_group, &rows, &mut scores, stride);
+            row_scores_at(level, codec, dim, &q, n_group, with_next, &mut scores, stride);
             for (line, right) in scores.chunks(stride).zip(right_scores.chunks(stride)) {
                 for (score, right) in line[..n_rows].iter().zip(right) {
                     assert!((f64::from(*score) - right).abs() < 1e-4, "{what}: {score} {right}");
@@ -373,7 +412,7 @@ mod tests {
                 assert_eq!(line[n_rows..], [7.0; 3], "{what}: written past the rows");
             }
             let mut acc = before.clone();
-            row_accumulate_at(level, codec, dim, &w, stride, n_group, &rows, &mut acc);
+            row_accumulate_at(level, codec, dim, &w, stride, n_group, with_next, &mut acc);
             for (acc, right) in acc.iter().zip(&right_sums) {
                 assert!((f64::from(*acc) - right).abs() < 1e-4, "{what}: {acc} {right}");
             }

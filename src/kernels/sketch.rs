@@ -11,7 +11,7 @@
 //! One 64-byte load is then 16 tokens of 8 or 16 channels, and after a shift and a mask each dword
 //! holds four neighbouring channels of one token, which is what a dot product of bytes wants.
 
-use super::convert::{f16_at_least, f16_at_most};
+use super::convert::{f16_at_least, f16_at_most, half_bytes};
 use super::exp::LEAST_POWER as LEAST;
 use super::level::{Level, Tier};
 use super::prefetch::prefetch;
@@ -354,11 +354,6 @@ pub fn sketch_run_at(
         #[cfg(target_arch = "x86_64")]
         Tier::Avx512 => unsafe { x86::run_avx512(run, weights, sums) },
     }
-}
-
-fn half_bytes(halves: &[f16]) -> &[u8] {
-    // SAFETY: two bytes each, of any value.
-    unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), size_of_val(halves)) }
 }
 
 /// What a block's scores are made from, apart from its codes.

@@ -42,16 +42,38 @@ pub struct Coefficients<'a> {
     pub scale: &'a [f16],
 }
 
-/// `acc[g][c] += sum over i of w[g * stride + i] * coefficient[tokens[i]][c]`, acc: `[n_group][r]`.
+/// The weights of some tokens: token i has line `numbers[i]` of `lines`, `[..][lanes]`, a weight for
+/// each query.
+#[derive(Clone, Copy)]
+pub struct TokenWeights<'a> {
+    pub lines: &'a [f32],
+    pub lanes: usize,
+    pub numbers: &'a [u32],
+}
+
+impl TokenWeights<'_> {
+    /// # Safety
+    /// Token i has a line, and the line a query g.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn get(&self, i: usize, g: usize) -> f32 {
+        // SAFETY: by the contract.
+        unsafe {
+            let number = *self.numbers.get_unchecked(i) as usize;
+            *self.lines.get_unchecked(number * self.lanes + g)
+        }
+    }
+}
+
+/// `acc[g][c] += sum over i of weight[i][g] * coefficient[tokens[i]][c]`, acc: `[n_group][r]`.
 pub fn coefficients_accumulate(
     block: &Coefficients,
     tokens: &[u32],
-    w: &[f32],
-    stride: usize,
+    weights: &TokenWeights,
     n_group: usize,
     acc: &mut [f32],
 ) {
-    coefficients_accumulate_at(Level::best(), block, tokens, w, stride, n_group, acc);
+    coefficients_accumulate_at(Level::best(), block, tokens, weights, n_group, acc);
 }
 
 /// [`coefficients_accumulate`] at a given level, for tests and benches.
@@ -60,41 +82,42 @@ pub fn coefficients_accumulate_at(
     level: Level,
     block: &Coefficients,
     tokens: &[u32],
-    w: &[f32],
-    stride: usize,
+    weights: &TokenWeights,
     n_group: usize,
     acc: &mut [f32],
 ) {
     let r = block.minimum.len();
     assert!(r > 0 && r.is_multiple_of(4) && block.scale.len() == r, "r = {r}");
     assert_eq!(acc.len(), n_group * r);
-    assert!(n_group == 0 || (n_group - 1) * stride + tokens.len() <= w.len());
-    let n_tokens = block.codes.len() / (r / 4);
-    assert!(tokens.iter().all(|token| (*token as usize) < n_tokens), "a token has no codes");
+    let TokenWeights { lines, lanes, numbers } = *weights;
+    assert!(lanes >= n_group && numbers.len() == tokens.len());
+    let (n_tokens, n_lines) = (block.codes.len() / (r / 4), lines.len() / lanes.max(1));
+    let largest = |list: &[u32]| list.iter().fold(0, |largest, &i| largest.max(i)) as usize;
+    assert!(tokens.is_empty() || largest(tokens) < n_tokens, "a token has no codes");
+    assert!(numbers.is_empty() || largest(numbers) < n_lines, "a token has no weights");
     match level.tier() {
-        Tier::Scalar => accumulate_scalar(block, tokens, w, stride, n_group, acc),
+        Tier::Scalar => accumulate_scalar(block, tokens, weights, n_group, acc),
         // SAFETY: the level proves that the machine has the instructions; lengths are checked.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx2 => unsafe { x86::accumulate_avx2(block, tokens, w, stride, n_group, acc) },
+        Tier::Avx2 => unsafe { x86::accumulate_avx2(block, tokens, weights, n_group, acc) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Tier::Avx512 => unsafe { x86::accumulate_avx512(block, tokens, w, stride, n_group, acc) },
+        Tier::Avx512 => unsafe { x86::accumulate_avx512(block, tokens, weights, n_group, acc) },
     }
 }
 
 fn accumulate_scalar(
     block: &Coefficients,
     tokens: &[u32],
-    w: &[f32],
-    stride: usize,
+    weights: &TokenWeights,
     n_group: usize,
     acc: &mut [f32],
 ) {
     let r = block.minimum.len();
-    for (i, token) in tokens.iter().enumerate() {
+    for (token, number) in tokens.iter().zip(weights.numbers) {
         let row = &block.codes[*token as usize * (r / 4)..][..r / 4];
-        for g in 0..n_group {
-            let weight = w[g * stride + i];
+        let line = &weights.lines[*number as usize * weights.lanes..][..n_group];
+        for (g, weight) in line.iter().enumerate() {
             for (c, acc) in acc[g * r..][..r].iter_mut().enumerate() {
                 let code = f32::from(row[c / 4] >> (c % 4 * 2) & 3);
                 *acc += weight * (block.minimum[c].to_f32() + block.scale[c].to_f32() * code);
@@ -106,32 +129,30 @@ fn accumulate_scalar(
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::simd::{F32x8, F32x16, Vector};
-    use super::Coefficients;
+    use super::{Coefficients, TokenWeights};
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub fn accumulate_avx2(
         block: &Coefficients,
         tokens: &[u32],
-        w: &[f32],
-        stride: usize,
+        weights: &TokenWeights,
         n_group: usize,
         acc: &mut [f32],
     ) {
         // SAFETY: this function has the features of the vector; the door checked the lengths.
-        unsafe { accumulate::<F32x8>(block, tokens, w, stride, n_group, acc) }
+        unsafe { accumulate::<F32x8>(block, tokens, weights, n_group, acc) }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     pub fn accumulate_avx512(
         block: &Coefficients,
         tokens: &[u32],
-        w: &[f32],
-        stride: usize,
+        weights: &TokenWeights,
         n_group: usize,
         acc: &mut [f32],
     ) {
         // SAFETY: this function has the features of the vector; the door checked the lengths.
-        unsafe { accumulate::<F32x16>(block, tokens, w, stride, n_group, acc) }
+        unsafe { accumulate::<F32x16>(block, tokens, weights, n_group, acc) }
     }
 
     /// # Safety
@@ -140,64 +161,112 @@ mod x86 {
     unsafe fn accumulate<V: Vector>(
         block: &Coefficients,
         tokens: &[u32],
-        w: &[f32],
-        stride: usize,
+        weights: &TokenWeights,
         n_group: usize,
         acc: &mut [f32],
     ) {
-        let r = block.minimum.len();
         for g in (0..n_group).step_by(4) {
-            for c in (0..r).step_by(V::LANES) {
-                // SAFETY: lines g..g + G of both tables exist, and each token's codes.
-                unsafe {
-                    let (w, acc) = (w.as_ptr().add(g * stride), acc.as_mut_ptr().add(g * r));
-                    match n_group - g {
-                        1 => some_columns::<V, 1>(block, tokens, w, stride, acc, c),
-                        2 => some_columns::<V, 2>(block, tokens, w, stride, acc, c),
-                        3 => some_columns::<V, 3>(block, tokens, w, stride, acc, c),
-                        _ => some_columns::<V, 4>(block, tokens, w, stride, acc, c),
-                    }
+            // SAFETY: lines g..g + G of the sums exist, as do weights g..g + G of each token.
+            unsafe {
+                match n_group - g {
+                    1 => for_queries::<V, 1>(block, tokens, weights, g, acc),
+                    2 => for_queries::<V, 2>(block, tokens, weights, g, acc),
+                    3 => for_queries::<V, 3>(block, tokens, weights, g, acc),
+                    _ => for_queries::<V, 4>(block, tokens, weights, g, acc),
                 }
             }
         }
     }
 
-    /// Up to LANES coefficients from `c` on, for G lines of weights and sums.
+    /// Queries g..g + G.
     ///
     /// # Safety
-    /// The features of `V` are there, as are the lines and each token's codes.
+    /// The features of `V` are there; lengths are as the door checked them.
     #[inline(always)]
-    unsafe fn some_columns<V: Vector, const G: usize>(
+    unsafe fn for_queries<V: Vector, const G: usize>(
         block: &Coefficients,
         tokens: &[u32],
-        w: *const f32,
-        stride: usize,
-        acc: *mut f32,
-        c: usize,
+        weights: &TokenWeights,
+        g: usize,
+        acc: &mut [f32],
     ) {
         let r = block.minimum.len();
-        let n = (r - c).min(V::LANES);
-        // SAFETY: coefficients c..c + n are in each token's codes and each line of `acc`, weights
-        // in each line of `w` for each token.
+        // SAFETY: each call's coefficients exist, and these lines of sums.
         unsafe {
-            let at = block.codes.as_ptr().add(c / 4);
-            let minimum = V::load_f16_part(block.minimum.as_ptr().add(c).cast(), n);
-            let scale = V::load_f16_part(block.scale.as_ptr().add(c).cast(), n);
-            // Even and odd tokens apart, so that the latency of one sum doesn't set the pace.
-            let mut sums = [[V::splat(0.0); 2]; G];
-            for (i, token) in tokens.iter().enumerate() {
-                let from = at.add(*token as usize * (r / 4));
-                let code = if n == V::LANES { V::load_u2(from) } else { V::load_u2_part(from, n) };
-                let value = code.fma(scale, minimum);
-                for (g, sums) in sums.iter_mut().enumerate() {
-                    let weight = V::splat(*w.add(g * stride + i));
-                    sums[0] = value.fma(weight, sums[0]);
-                    sums.swap(0, 1);
+            let mut totals = [0.0; G];
+            for i in 0..tokens.len() {
+                for (lane, total) in totals.iter_mut().enumerate() {
+                    *total += weights.get(i, g + lane);
                 }
             }
-            for (g, [even, odd]) in sums.into_iter().enumerate() {
-                let at = acc.add(g * r + c);
-                V::load_part(at, n).add(even.add(odd)).store_part(at, n);
+            let run = Run { block, tokens, weights, first: g, totals };
+            let acc = acc.as_mut_ptr().add(g * r);
+            let mut c = 0;
+            while c + 2 * V::LANES <= r {
+                run.columns::<V, 2>(acc, c, V::LANES);
+                c += 2 * V::LANES;
+            }
+            while c < r {
+                run.columns::<V, 1>(acc, c, (r - c).min(V::LANES));
+                c += V::LANES;
+            }
+        }
+    }
+
+    /// Tokens of one block, and queries first..first + G with the sums of their weights.
+    struct Run<'a, const G: usize> {
+        block: &'a Coefficients<'a>,
+        tokens: &'a [u32],
+        weights: &'a TokenWeights<'a>,
+        first: usize,
+        totals: [f32; G],
+    }
+
+    impl<const G: usize> Run<'_, G> {
+        /// CHUNKS vectors of coefficients from `c` on, each of which has n. Codes are summed first:
+        /// minimum and scale are the same for all tokens.
+        ///
+        /// # Safety
+        /// The features of `V` are there, as are the coefficients and G lines of sums.
+        #[inline(always)]
+        unsafe fn columns<V: Vector, const CHUNKS: usize>(
+            &self,
+            acc: *mut f32,
+            c: usize,
+            n: usize,
+        ) {
+            let r = self.block.minimum.len();
+            // SAFETY: by the contract; the door checked tokens and weights.
+            unsafe {
+                let at = self.block.codes.as_ptr().add(c / 4);
+                let mut sums = [[V::splat(0.0); CHUNKS]; G];
+                for (i, token) in self.tokens.iter().enumerate() {
+                    let from = at.add(*token as usize * (r / 4));
+                    let mut codes = [V::splat(0.0); CHUNKS];
+                    for (chunk, codes) in codes.iter_mut().enumerate() {
+                        let from = from.add(chunk * V::LANES / 4);
+                        *codes =
+                            if n == V::LANES { V::load_u2(from) } else { V::load_u2_part(from, n) };
+                    }
+                    for (g, sums) in sums.iter_mut().enumerate() {
+                        let weight = V::splat(self.weights.get(i, self.first + g));
+                        for (sum, codes) in sums.iter_mut().zip(codes) {
+                            *sum = codes.fma(weight, *sum);
+                        }
+                    }
+                }
+                for chunk in 0..CHUNKS {
+                    let c = c + chunk * V::LANES;
+                    let minimum = self.block.minimum.as_ptr().add(c).cast();
+                    let scale = self.block.scale.as_ptr().add(c).cast();
+                    let minimum = V::load_f16_part(minimum, n);
+                    let scale = V::load_f16_part(scale, n);
+                    for (g, sums) in sums.iter().enumerate() {
+                        let at = acc.add(g * r + c);
+                        let sum = minimum.fma(V::splat(self.totals[g]), V::load_part(at, n));
+                        sums[chunk].fma(scale, sum).store_part(at, n);
+                    }
+                }
             }
         }
     }
@@ -220,21 +289,23 @@ mod tests {
                 coefficients_pack(&rows, n_tokens, r, &mut codes, &mut minimum, &mut scale);
                 let tokens: Vec<u32> =
                     (0..n_tokens as u32).filter(|token| token % 3 != 1).collect();
-                let stride = tokens.len() + 1;
-                let w: Vec<f32> = random.values(n_group * stride).iter().map(|w| w.abs()).collect();
+                let lanes = n_group + 1;
+                let numbers: Vec<u32> = (1..=tokens.len() as u32).rev().collect();
+                let lines: Vec<f32> =
+                    random.values((tokens.len() + 1) * lanes).iter().map(|w| w.abs()).collect();
+                let weights = TokenWeights { lines: &lines, lanes, numbers: &numbers };
                 for level in Level::available() {
                     let mut acc = vec![0.5; n_group * r];
                     let block = Coefficients { codes: &codes, minimum: &minimum, scale: &scale };
-                    coefficients_accumulate_at(
-                        level, &block, &tokens, &w, stride, n_group, &mut acc,
-                    );
+                    coefficients_accumulate_at(level, &block, &tokens, &weights, n_group, &mut acc);
                     for g in 0..n_group {
-                        let w = &w[g * stride..][..tokens.len()];
+                        let of_token = numbers.iter().map(|&line| lines[line as usize * lanes + g]);
+                        let w: Vec<f32> = of_token.collect();
                         let total: f32 = w.iter().sum();
                         for c in 0..r {
                             let right: f32 = tokens
                                 .iter()
-                                .zip(w)
+                                .zip(&w)
                                 .map(|(t, w)| w * rows[*t as usize * r + c])
                                 .sum();
                             let found = acc[g * r + c] - 0.5;
@@ -256,15 +327,16 @@ mod tests {
         guarded.bytes_mut().fill_with(|| random.bits() as u8);
         let codes = guarded.bytes();
         let tokens: Vec<u32> = (0..100).rev().collect();
-        let w = random.values(5 * 100);
+        let (lines, numbers) = (random.values(5 * 100), (0..100).collect::<Vec<u32>>());
+        let weights = TokenWeights { lines: &lines, lanes: 5, numbers: &numbers };
         let mut right = vec![0.0; 5 * 28];
         let minimum: Vec<f16> = random.values(28).into_iter().map(f16::from_f32).collect();
         let scale: Vec<f16> = random.values(28).into_iter().map(f16::from_f32).collect();
         let block = Coefficients { codes, minimum: &minimum, scale: &scale };
-        coefficients_accumulate_at(Level::SCALAR, &block, &tokens, &w, 100, 5, &mut right);
+        coefficients_accumulate_at(Level::SCALAR, &block, &tokens, &weights, 5, &mut right);
         for level in Level::available() {
             let mut acc = vec![0.0; 5 * 28];
-            coefficients_accumulate_at(level, &block, &tokens, &w, 100, 5, &mut acc);
+            coefficients_accumulate_at(level, &block, &tokens, &weights, 5, &mut acc);
             for (found, right) in acc.iter().zip(&right) {
                 assert!((found - right).abs() < 1e-4, "{level:?}: {found} {right}");
             }

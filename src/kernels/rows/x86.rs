@@ -2,8 +2,9 @@
 //! to 4 queries and as many dimensions as the registers hold, so that a row is converted to f32
 //! once for all of them.
 
+use super::super::prefetch::prefetch;
 use super::super::simd::{F32x8, F32x16, Vector, four};
-use super::{RowCodec, SCALE_GROUP};
+use super::{RowCodec, Rows, SCALE_GROUP};
 use crate::model::MAX_HEAD_DIM;
 use std::arch::x86_64::*;
 
@@ -34,11 +35,11 @@ macro_rules! entries {
             dim: usize,
             q: &[f32],
             n_group: usize,
-            rows: &[&[u8]],
+            rows: Rows,
             out: &mut [f32],
             stride: usize,
         ) {
-            let job = Job { dim, n_group, rows, stride };
+            let job = Job { dim, n_group, rows: rows.rows, next: rows.next, stride };
             // SAFETY: this function has the features of the vector; the door checked the lengths.
             unsafe {
                 match codec {
@@ -56,10 +57,10 @@ macro_rules! entries {
             w: &[f32],
             stride: usize,
             n_group: usize,
-            rows: &[&[u8]],
+            rows: Rows,
             acc: &mut [f32],
         ) {
-            let job = Job { dim, n_group, rows, stride };
+            let job = Job { dim, n_group, rows: rows.rows, next: rows.next, stride };
             // SAFETY: this function has the features of the vector; the door checked the lengths.
             unsafe {
                 match codec {
@@ -291,6 +292,7 @@ struct Job<'a> {
     dim: usize,
     n_group: usize,
     rows: &'a [&'a [u8]],
+    next: &'a [&'a [u8]],
     stride: usize,
 }
 
@@ -305,11 +307,12 @@ impl Job<'_> {
             // SAFETY: queries g..g + G and their lines of `out` exist.
             unsafe {
                 let (q, out) = (q.add(g * self.dim), out.add(g * self.stride));
+                let next = if g == 0 { self.next } else { &[] };
                 match self.n_group - g {
-                    1 => self.scores_of::<V, CODEC, 1>(q, out),
-                    2 => self.scores_of::<V, CODEC, 2>(q, out),
-                    3 => self.scores_of::<V, CODEC, 3>(q, out),
-                    _ => self.scores_of::<V, CODEC, 4>(q, out),
+                    1 => self.scores_of::<V, CODEC, 1>(q, out, next),
+                    2 => self.scores_of::<V, CODEC, 2>(q, out, next),
+                    3 => self.scores_of::<V, CODEC, 3>(q, out, next),
+                    _ => self.scores_of::<V, CODEC, 4>(q, out, next),
                 }
             }
             g += 4;
@@ -323,6 +326,7 @@ impl Job<'_> {
         &self,
         q: *const f32,
         out: *mut f32,
+        next: &[&[u8]],
     ) {
         let dim = self.dim;
         let n_rows = self.rows.len();
@@ -333,6 +337,7 @@ impl Job<'_> {
             let mut rows = [std::ptr::null(); ROWS];
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = self.rows[(t + i).min(n_rows - 1)].as_ptr();
+                prefetch(next.get(t + i).copied().unwrap_or_default());
             }
             // SAFETY: c + LANES <= dim in the loop, the part takes what is left of each row and
             // query; scores t..t + n are in each line.
@@ -401,11 +406,12 @@ impl Job<'_> {
             // SAFETY: lines g..g + G of both tables exist.
             unsafe {
                 let (w, acc) = (w.add(g * self.stride), acc.add(g * self.dim));
+                let next = if g == 0 { self.next } else { &[] };
                 match self.n_group - g {
-                    1 => self.accumulate_for::<V, CODEC, CHUNKS, 1>(w, acc),
-                    2 => self.accumulate_for::<V, CODEC, CHUNKS, 2>(w, acc),
-                    3 => self.accumulate_for::<V, CODEC, CHUNKS, 3>(w, acc),
-                    _ => self.accumulate_for::<V, CODEC, CHUNKS, 4>(w, acc),
+                    1 => self.accumulate_for::<V, CODEC, CHUNKS, 1>(w, acc, next),
+                    2 => self.accumulate_for::<V, CODEC, CHUNKS, 2>(w, acc, next),
+                    3 => self.accumulate_for::<V, CODEC, CHUNKS, 3>(w, acc, next),
+                    _ => self.accumulate_for::<V, CODEC, CHUNKS, 4>(w, acc, next),
                 }
             }
             g += 4;
@@ -419,24 +425,27 @@ impl Job<'_> {
         &self,
         w: *const f32,
         acc: *mut f32,
+        mut next: &[&[u8]],
     ) {
-        let (rows, dim) = (self.rows, self.dim);
+        let dim = self.dim;
         let weights = Weights { at: w, stride: self.stride };
         // SAFETY: each block's elements c..c + n are within the rows and lines of `acc`.
         unsafe {
             let mut c = 0;
             while c + CHUNKS * V::LANES <= dim {
-                self.accumulate_block::<V, CODEC, CHUNKS, G>(rows, weights, acc, c);
+                self.accumulate_block::<V, CODEC, CHUNKS, G>(next, weights, acc, c);
+                next = &[];
                 c += CHUNKS * V::LANES;
             }
             while c + V::LANES <= dim {
-                self.accumulate_block::<V, CODEC, 1, G>(rows, weights, acc, c);
+                self.accumulate_block::<V, CODEC, 1, G>(next, weights, acc, c);
+                next = &[];
                 c += V::LANES;
             }
             if c < dim {
                 let n = dim - c;
                 let mut sums = [V::splat(0.0); G];
-                for (t, row) in rows.iter().enumerate() {
+                for (t, row) in self.rows.iter().enumerate() {
                     let [scale, ..] = few_scales::<CODEC>(row.as_ptr(), dim, c, n);
                     let mut value = load_part::<V, CODEC>(row.as_ptr(), c, n);
                     if CODEC == INT8 {
@@ -459,7 +468,7 @@ impl Job<'_> {
     #[inline(always)]
     unsafe fn accumulate_block<V: Vector, const CODEC: u8, const CHUNKS: usize, const G: usize>(
         &self,
-        rows: &[&[u8]],
+        next: &[&[u8]],
         weights: Weights,
         acc: *mut f32,
         c: usize,
@@ -468,7 +477,8 @@ impl Job<'_> {
         // SAFETY: by the contract.
         unsafe {
             let mut sums = [[V::splat(0.0); CHUNKS]; G];
-            for (t, row) in rows.iter().enumerate() {
+            for (t, row) in self.rows.iter().enumerate() {
+                prefetch(next.get(t).copied().unwrap_or_default());
                 let mut values = [V::splat(0.0); CHUNKS];
                 let scales = few_scales::<CODEC>(row.as_ptr(), dim, c, CHUNKS * V::LANES);
                 for (chunk, value) in values.iter_mut().enumerate() {

@@ -3,18 +3,20 @@
 
 use std::slice::ChunksExactMut;
 
-use super::layout::widen;
-use super::plan::{Piece, PieceScratch, Sealed};
+use super::layer::Walk;
+use super::plan::{Chosen, Piece, PieceScratch, Sealed};
 use super::route::lanes;
 use super::slab::Stream;
 use crate::attend::{ROWS_AT_ONCE, attend_rows};
-use crate::kernels::{Coefficients, RowCodec, coefficients_accumulate, prefetch, row_accumulate};
+use crate::kernels::{
+    Coefficients, RowCodec, Rows, TokenWeights, coefficients_accumulate, half_bytes, prefetch,
+    row_accumulate,
+};
 use crate::model::Rotation;
 
-/// Fetched rows that are attended together, and how many lie between a row that is asked for and
-/// those in hand: as many cache lines as a core can wait for at a time, and no burst of them.
+/// Fetched rows that are attended together. While some are, the next ones are asked for, one with
+/// each: a burst of them would wait for its first.
 const FETCHED_AT_ONCE: usize = 16;
-const ROWS_AHEAD: usize = 32;
 
 /// A sum of coarse shares that is only what rounding left of it.
 const NOTHING: f32 = 1e-30;
@@ -33,7 +35,6 @@ pub fn attend_piece(
     if piece.n_blocks == 0 {
         return;
     }
-    prefetch_fetched(piece, sealed, 0, ROWS_AHEAD);
     coarse(piece, sealed, log_sum, value_dim);
     middle(piece, sealed, n_group, value_dim);
     exact(piece, sealed, q, key_dim);
@@ -49,12 +50,11 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
     scratch.coarse.clear();
     let sums = piece.block_sum[..n_group * n].iter().zip(&piece.factor);
     scratch.coarse.extend(sums.map(|(sum, factor)| sum * factor));
-    for chosen in &piece.fetched {
-        let shares = &piece.weights[chosen.number as usize * lanes..][..n_group];
-        for (rest, share) in
-            scratch.coarse[chosen.block as usize..].iter_mut().step_by(n).zip(shares)
-        {
-            *rest = (*rest - share).max(0.0);
+    for of_block in piece.fetched.chunk_by(|a, b| a.block == b.block) {
+        let rest = scratch.coarse[of_block[0].block as usize..].iter_mut().step_by(n);
+        for (g, rest) in rest.enumerate() {
+            let share = |chosen: &Chosen| piece.weights[chosen.number as usize * lanes + g];
+            *rest = (*rest - of_block.iter().map(share).sum::<f32>()).max(0.0);
         }
     }
     let state = &mut scratch.state;
@@ -111,39 +111,59 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
         if slab.shape.value_rank == 0 {
             continue;
         }
-        scratch.token_list.clear();
-        scratch.token_list.extend(run.iter().map(|chosen| chosen.token));
-        scratch.token_weights.resize(n_group * run.len(), 0.0);
-        for (i, chosen) in run.iter().enumerate() {
-            let shares = &piece.weights[chosen.number as usize * lanes..][..n_group];
-            let of_token = scratch.token_weights.iter_mut().skip(i).step_by(run.len());
-            of_token.zip(shares).for_each(|(weight, share)| *weight = *share);
-        }
+        scratch.tokens.clear();
+        scratch.tokens.extend(run.iter().map(|chosen| chosen.token));
+        scratch.numbers.clear();
+        scratch.numbers.extend(run.iter().map(|chosen| chosen.number));
         let (minimum, scale) = slab.coefficient_scales(sealed.head, block);
         let codes = slab.block(Stream::Coefficients, sealed.head, block);
         let coefficients = Coefficients { codes, minimum, scale };
-        let (list, weights) = (&scratch.token_list[..], &scratch.token_weights[..]);
+        let weights = TokenWeights { lines: &piece.weights, lanes, numbers: &scratch.numbers };
         let out = &mut scratch.coefficients[..];
-        coefficients_accumulate(&coefficients, list, weights, run.len(), n_group, out);
+        coefficients_accumulate(&coefficients, &scratch.tokens, &weights, n_group, out);
     }
-    widen(&sealed.layout.value_basis, &mut scratch.value_basis);
-    for g in 0..n_group {
-        let out = &mut scratch.state.o[g * value_dim..][..value_dim];
-        let coefficients = &scratch.coefficients[g * rank..][..rank];
-        for (c, direction) in coefficients.iter().zip(scratch.value_basis.chunks(value_dim)) {
-            for (o, d) in out.iter_mut().zip(direction) {
-                *o += c * d;
-            }
+    let mut rows: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    let directions = sealed.layout.value_basis.chunks(ROWS_AT_ONCE * value_dim);
+    for (some, directions) in directions.enumerate() {
+        let n_rows = directions.len() / value_dim;
+        for (row, direction) in rows.iter_mut().zip(directions.chunks_exact(value_dim)) {
+            *row = half_bytes(direction);
         }
+        let (rows, c) = (&rows[..n_rows], &scratch.coefficients[some * ROWS_AT_ONCE..]);
+        row_accumulate(RowCodec::F16, value_dim, c, rank, n_group, rows, &mut scratch.state.o);
     }
 }
 
-/// Asks for the rows of `n` fetched tokens from `start` on.
-fn prefetch_fetched(piece: &Piece, sealed: &Sealed, start: usize, n: usize) {
-    let mut blocks = sealed.layer.walk();
-    for chosen in piece.fetched.iter().skip(start).take(n) {
-        let (slab, block) = blocks.find(piece.first + chosen.block as usize);
-        slab.prefetch_row(sealed.head, block, chosen.token as usize);
+/// Rows of fetched tokens.
+#[derive(Default)]
+struct Batch<'a> {
+    keys: [&'a [u8]; FETCHED_AT_ONCE],
+    values: [&'a [u8]; FETCHED_AT_ONCE],
+    n: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// Takes the rows of some tokens, up to the first that cannot be addressed.
+    fn address(&mut self, tokens: &[Chosen], first: usize, head: usize, blocks: &mut Walk<'a>) {
+        self.n = 0;
+        for chosen in tokens {
+            let (slab, block) = blocks.find(first + chosen.block as usize);
+            let Some(row) = slab.addressed_row(head, block, chosen.token as usize) else { return };
+            self.push(row);
+        }
+    }
+
+    fn push(&mut self, (key, value): (&'a [u8], &'a [u8])) {
+        (self.keys[self.n], self.values[self.n]) = (key, value);
+        self.n += 1;
+    }
+
+    fn keys(&self) -> &[&'a [u8]] {
+        &self.keys[..self.n]
+    }
+
+    fn values(&self) -> &[&'a [u8]] {
+        &self.values[..self.n]
     }
 }
 
@@ -153,21 +173,32 @@ fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
     if sealed.layer.is_turned() {
         return exact_turned(piece, sealed, q, codec, key_dim);
     }
-    let mut blocks = sealed.layer.walk();
-    for start in (0..piece.fetched.len()).step_by(FETCHED_AT_ONCE) {
-        prefetch_fetched(piece, sealed, start + ROWS_AHEAD, FETCHED_AT_ONCE);
-        let run = &piece.fetched[start..piece.fetched.len().min(start + FETCHED_AT_ONCE)];
-        let mut keys: [&[u8]; FETCHED_AT_ONCE] = [&[]; FETCHED_AT_ONCE];
-        let mut values: [&[u8]; FETCHED_AT_ONCE] = [&[]; FETCHED_AT_ONCE];
-        let mut rooms = rooms(&mut piece.scratch.room, sealed, run.len());
-        for ((key, value), chosen) in keys.iter_mut().zip(&mut values).zip(run) {
-            let (slab, block) = blocks.find(piece.first + chosen.block as usize);
-            let room = rooms.next().unwrap_or_default();
-            (*key, *value) = slab.row(sealed.head, block, chosen.token as usize, room);
-        }
-        let (keys, values) = (&keys[..run.len()], &values[..run.len()]);
-        let (state, rows) = (&mut piece.scratch.state, &mut piece.scratch.rows);
-        attend_rows(codec, key_dim, q, keys, values, None, state, rows);
+    let Piece { fetched, first, scratch, .. } = piece;
+    let (mut ahead, mut blocks) = (sealed.layer.walk(), sealed.layer.walk());
+    let (mut batch, mut next) = (Batch::default(), Batch::default());
+    let (mut batch, mut next) = (&mut batch, &mut next);
+    next.address(&fetched[..fetched.len().min(FETCHED_AT_ONCE)], *first, sealed.head, &mut ahead);
+    for start in (0..fetched.len()).step_by(FETCHED_AT_ONCE) {
+        let end = fetched.len().min(start + FETCHED_AT_ONCE);
+        let run = &fetched[start..end];
+        (batch, next) = (next, batch);
+        let coming = &fetched[end..fetched.len().min(end + FETCHED_AT_ONCE)];
+        next.address(coming, *first, sealed.head, &mut ahead);
+        let mut rooms = rooms(&mut scratch.room, sealed, run.len());
+        let mut read = Batch::default();
+        let here = if batch.n == run.len() {
+            &*batch
+        } else {
+            for chosen in run {
+                let (slab, block) = blocks.find(*first + chosen.block as usize);
+                let room = rooms.next().unwrap_or_default();
+                read.push(slab.row(sealed.head, block, chosen.token as usize, room));
+            }
+            &read
+        };
+        let keys = Rows { rows: here.keys(), next: next.keys() };
+        let values = Rows { rows: here.values(), next: next.values() };
+        attend_rows(codec, key_dim, q, keys, values, None, &mut scratch.state, &mut scratch.rows);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::attend::{RowScratch, SoftmaxState, TurnedQuery};
 use crate::routing::Plan;
 
 /// A sealed token that is more than a part of its block's coarse row.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Chosen {
     /// Its block's number in the piece.
     pub block: u32,
@@ -36,7 +36,8 @@ pub struct Piece {
     pub candidates: Vec<(u32, u32)>,
     /// How many of them lie in the newest blocks, and come first.
     pub n_recent: usize,
-    /// Their weights, after choosing their shares, `[candidate][lanes]` (n_group and zeros).
+    /// Their weights, after choosing their shares, `[candidate][lanes]` (n_group and zeros), and
+    /// room for more.
     pub weights: Vec<f32>,
     /// Read exactly (the set T).
     pub fetched: Vec<Chosen>,
@@ -66,18 +67,18 @@ pub struct PieceScratch {
     /// Fetched rows that cannot be addressed where they lie.
     pub room: Vec<u8>,
     pub coefficients: Vec<f32>,
-    pub token_list: Vec<u32>,
-    pub token_weights: Vec<f32>,
-    /// Tokens of one block that are chosen, and their shares, mean over the group.
+    /// Tokens of one block, their numbers among the candidates, and their shares.
     pub tokens: Vec<u32>,
+    pub numbers: Vec<u32>,
     pub shares: Vec<f32>,
-    /// By which a block's weights become shares, `[n_group]`.
+    /// By which a block's weights become shares: of one block, and of the blocks that are being
+    /// scored, `[n_group][SCORED_AT_ONCE]`.
     pub factors: Vec<f32>,
+    pub run_factors: Vec<f32>,
     /// Weights of the blocks that are being scored, `[kept][n_group][stride]`, and what these
     /// blocks' numbers in the piece are.
     pub block_weights: Vec<f32>,
     pub kept: Vec<u32>,
-    pub value_basis: Vec<f32>,
     pub state: SoftmaxState,
     pub rows: RowScratch,
 }
@@ -124,7 +125,6 @@ impl LadderPlan {
             piece.fetched.clear();
             piece.middle.clear();
             piece.candidates.clear();
-            piece.weights.clear();
         }
     }
 

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::plan::{Chosen, Piece, Sealed};
+use super::plan::{Chosen, Piece, PieceScratch, Sealed};
 use super::slab::{Sketch, Slab, Stream, halves};
 use crate::attend::SoftmaxState;
 use crate::kernels::{
-    BlockSums, RowCodec, SketchRun, exp_minus, max, prefetch, row_scores, shares_above, sketch_run,
+    BlockSums, LANES, RowCodec, SketchRun, TOKENS, Weighed, exp_minus, max, prefetch, row_scores,
+    sketch_run, tokens_above, weigh_lines,
 };
 use crate::model::Rotation;
 use crate::params::Params;
@@ -17,9 +18,6 @@ const LESS_ROUNDING: f32 = 1.0 - 1e-3;
 /// Times [`Params::share_reference`]: the length up to which the threshold of the middle rung falls
 /// with epsilon.
 const MIDDLE_FALLS_UNTIL: usize = 2;
-
-/// Heads of a group whose weights a processor takes together.
-const LANES: usize = 4;
 
 /// Places that a candidate's weights take; what is no head's is 0.
 pub fn lanes(n_group: usize) -> usize {
@@ -100,7 +98,7 @@ fn score_blocks(
                 Sketch::Raw => score_keys(piece, slab, sealed.head, run, done, q, n_group),
             }
             sum_up(piece, blocks.clone(), n_group, seen, at);
-            collect(piece, slab.shape.n_tokens, n_group, at);
+            collect(piece, blocks.start, slab.shape.n_tokens, n_group, at);
             done = blocks.end;
         }
     }
@@ -234,36 +232,32 @@ fn sum_block(piece: &mut Piece, n_tokens: usize, number: usize, n_group: usize) 
     }
 }
 
-/// Takes what may be chosen out of the kept blocks: tokens whose share is above the lower threshold
-/// if Z is what is known of it.
-fn collect(piece: &mut Piece, n_tokens: usize, n_group: usize, at: Thresholds) {
+/// Takes what may be chosen out of the kept ones of some blocks: tokens whose share is above the
+/// lower threshold if Z is what is known of it.
+fn collect(piece: &mut Piece, first: usize, n_tokens: usize, n_group: usize, at: Thresholds) {
     let (stride, lanes) = (n_tokens.next_multiple_of(16), lanes(n_group));
-    let part = (n_group as f32).recip();
     let limit = if at.lowest() > 0.0 { at.lowest() * LESS_ROUNDING } else { at.lowest() };
     let scratch = &mut piece.scratch;
-    scratch.tokens.resize(n_tokens, 0);
-    scratch.shares.resize(n_tokens, 0.0);
+    scratch.tokens.resize(n_tokens + TOKENS, 0);
     scratch.factors.resize(n_group, 0.0);
     for (kept, &block) in scratch.kept.iter().enumerate() {
-        for (g, factor) in scratch.factors.iter_mut().enumerate() {
-            let reference = piece.reference[g * piece.n_blocks + block as usize];
-            *factor = part * (reference - scratch.running[g]).exp();
-        }
+        let of_block = scratch.run_factors[block as usize - first..].iter().step_by(SCORED_AT_ONCE);
+        scratch.factors.iter_mut().zip(of_block).for_each(|(factor, f)| *factor = *f);
         let weights = &scratch.block_weights[kept * n_group * stride..][..n_group * stride];
-        let (tokens, shares) = (&mut scratch.tokens[..], &mut scratch.shares[..]);
-        let n = shares_above(weights, stride, n_tokens, &scratch.factors, limit, tokens, shares);
-        let tokens = &tokens[..n];
-        piece.candidates.extend(tokens.iter().map(|&token| (block, token)));
-        let room = piece.weights.len();
-        piece.weights.resize(room + n * lanes, 0.0);
-        for (g, line) in weights.chunks_exact(stride).enumerate() {
-            let of_query = piece.weights[room..].iter_mut().skip(g).step_by(lanes);
-            of_query.zip(tokens).for_each(|(weight, &token)| *weight = line[token as usize]);
+        let weighed = Weighed { weights, stride, n_tokens, factors: &scratch.factors };
+        let start = piece.candidates.len() * lanes;
+        let end = start + (n_tokens + TOKENS) * lanes;
+        if piece.weights.len() < end {
+            piece.weights.resize(end, 0.0);
         }
+        let lines = &mut piece.weights[start..end];
+        let n = tokens_above(&weighed, limit, &mut scratch.tokens, lines);
+        piece.candidates.extend(scratch.tokens[..n].iter().map(|&token| (block, token)));
     }
 }
 
-/// Takes the sums of some blocks into the piece's, and raises the floor accordingly.
+/// Takes the sums of some blocks into the piece's, raises the floor accordingly, and leaves what
+/// turns the blocks' weights into parts of a share, if Z is what is known of it then.
 fn sum_up(
     piece: &mut Piece,
     blocks: Range<usize>,
@@ -271,9 +265,10 @@ fn sum_up(
     seen: &SoftmaxState,
     at: Thresholds,
 ) {
+    let part = (n_group as f32).recip();
     let scratch = &mut piece.scratch;
-    let mut factors = [0.0; SCORED_AT_ONCE];
-    for g in 0..n_group {
+    scratch.run_factors.resize(n_group * SCORED_AT_ONCE, 0.0);
+    for (g, factors) in scratch.run_factors.chunks_exact_mut(SCORED_AT_ONCE).enumerate() {
         let range = g * piece.n_blocks + blocks.start..g * piece.n_blocks + blocks.end;
         let factors = &mut factors[..blocks.len()];
         factors.copy_from_slice(&piece.reference[range.clone()]);
@@ -282,10 +277,12 @@ fn sum_up(
         let sums = piece.block_sum[range].iter();
         let l: f32 = sums.zip(factors.iter()).map(|(sum, factor)| sum * factor).sum();
         add(&mut scratch.m[g], &mut scratch.l[g], m, l);
-        let (mut m, mut l) = (scratch.m[g], scratch.l[g]);
-        add(&mut m, &mut l, seen.m[g], seen.l[g]);
-        scratch.running[g] = m + l.ln();
+        let (mut all_m, mut all_l) = (scratch.m[g], scratch.l[g]);
+        add(&mut all_m, &mut all_l, seen.m[g], seen.l[g]);
+        scratch.running[g] = all_m + all_l.ln();
         scratch.floor[g] = at.floor(scratch.running[g]);
+        let to_shares = part * (m - scratch.running[g]).exp();
+        factors.iter_mut().for_each(|factor| *factor *= to_shares);
     }
 }
 
@@ -301,7 +298,7 @@ pub fn add(running_m: &mut f32, running_l: &mut f32, m: f32, l: f32) {
 
 /// Turns the query back for blocks that have moved by a rotation.
 fn turn_query(
-    scratch: &mut super::plan::PieceScratch,
+    scratch: &mut PieceScratch,
     sealed: &Sealed,
     rotation: Option<&Rotation>,
     q: &[f32],
@@ -315,7 +312,7 @@ fn turn_query(
 
 /// The query as the sketch's channels see it, and what is left of it for the mean key.
 fn prepare_query(
-    scratch: &mut super::plan::PieceScratch,
+    scratch: &mut PieceScratch,
     sealed: &Sealed,
     sketch: Sketch,
     q: &[f32],
@@ -390,39 +387,39 @@ pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
         exp_minus(factor, log_sum);
     }
     let part = (n_group as f32).recip();
-    let factors = &mut piece.scratch.factors;
+    let PieceScratch { factors, shares, .. } = &mut piece.scratch;
     factors.clear();
     factors.resize(lanes, 0.0);
     // In the blocks' order: those that were scored first are the last.
     let (recent, older) = piece.candidates.split_at(piece.n_recent);
-    let mut number = recent.len() as u32;
+    let mut number = recent.len();
     let in_order = [older, recent].into_iter().flat_map(|list| list.chunk_by(|a, b| a.0 == b.0));
     for candidates in in_order {
         if candidates.as_ptr() == recent.as_ptr() {
             number = 0;
         }
-        let block = candidates[0].0;
+        let (block, n) = (candidates[0].0, candidates.len());
         let of_block = piece.factor.chunks_exact(n_blocks).map(|of_head| of_head[block as usize]);
         factors.iter_mut().zip(of_block).for_each(|(factor, f)| *factor = f);
-        let weights = piece.weights[number as usize * lanes..].chunks_exact_mut(lanes);
-        for (&(_, token), weights) in candidates.iter().zip(weights) {
-            let mut sums = [0.0; LANES];
-            let of_four = factors.as_chunks::<LANES>().0;
-            for (weights, factors) in weights.as_chunks_mut::<LANES>().0.iter_mut().zip(of_four) {
-                for ((weight, factor), sum) in weights.iter_mut().zip(factors).zip(&mut sums) {
-                    *weight *= factor;
-                    *sum += *weight;
-                }
-            }
-            let share = part * ((sums[0] + sums[1]) + (sums[2] + sums[3]));
-            let chosen = Chosen { block, token, number, share };
-            if share > at.fetch {
-                piece.fetched.push(chosen);
-            } else if share > at.middle {
-                piece.middle.push(chosen);
-            }
-            number += 1;
+        shares.resize(n, 0.0);
+        weigh_lines(factors, &mut piece.weights[number * lanes..][..n * lanes], shares);
+        // Every candidate is written to both lists, and stays where it belongs: nobody can guess
+        // which one that is.
+        let (mut n_fetched, mut n_middle) = (piece.fetched.len(), piece.middle.len());
+        piece.fetched.resize(n_fetched + n, Chosen::default());
+        piece.middle.resize(n_middle + n, Chosen::default());
+        for (i, (&(_, token), sum)) in candidates.iter().zip(shares.iter()).enumerate() {
+            let share = part * sum;
+            let chosen = Chosen { block, token, number: (number + i) as u32, share };
+            let fetch = share > at.fetch;
+            piece.fetched[n_fetched] = chosen;
+            n_fetched += usize::from(fetch);
+            piece.middle[n_middle] = chosen;
+            n_middle += usize::from(!fetch & (share > at.middle));
         }
+        piece.fetched.truncate(n_fetched);
+        piece.middle.truncate(n_middle);
+        number += n;
     }
 }
 

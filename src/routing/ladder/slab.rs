@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::f16;
 
 use crate::error::Result;
-use crate::kernels::{RowCodec, SketchShape, prefetch};
+use crate::kernels::{RowCodec, SketchShape};
 use crate::routing::{RowBytes, copy_row};
 use crate::store::{AlignedBytes, Reserved, Segment, SlowStore, Stored};
 
@@ -150,6 +150,8 @@ pub enum Rows {
 pub struct Slab {
     pub shape: BlockShape,
     pub n_blocks: usize,
+    /// Bytes of each stream, of one head and block.
+    sizes: [usize; N_STREAMS],
     fast: AlignedBytes,
     rows: Rows,
 }
@@ -159,7 +161,7 @@ impl Slab {
     pub fn dense(shape: BlockShape, write: impl FnOnce(&mut [u8])) -> Result<Self> {
         let mut fast = AlignedBytes::zeroed(shape.rows_bytes())?;
         write(&mut fast);
-        Ok(Self { shape, n_blocks: 1, fast, rows: Rows::Fast })
+        Ok(Self { shape, n_blocks: 1, sizes: shape.streams(), fast, rows: Rows::Fast })
     }
 
     /// One block, of which `write` fills streams (through [`Slab::stream_mut`]) and rows; `room` is
@@ -171,7 +173,7 @@ impl Slab {
         write: impl FnOnce(&mut Self, &mut [u8]),
     ) -> Result<Self> {
         let fast = AlignedBytes::zeroed(shape.fast_bytes())?;
-        let mut slab = Self { shape, n_blocks: 1, fast, rows: Rows::Fast };
+        let mut slab = Self { shape, n_blocks: 1, sizes: shape.streams(), fast, rows: Rows::Fast };
         let rows = store.fill(room, |rows| write(&mut slab, rows))?;
         slab.rows = Rows::Slow(vec![rows]);
         Ok(slab)
@@ -199,7 +201,7 @@ impl Slab {
                 segments.extend_from_slice(&rows[range.clone()]);
             }
         }
-        Ok(Self { shape, n_blocks, fast, rows: Rows::Slow(segments) })
+        Ok(Self { shape, n_blocks, sizes: shape.streams(), fast, rows: Rows::Slow(segments) })
     }
 
     pub fn is_dense(&self) -> bool {
@@ -207,7 +209,7 @@ impl Slab {
     }
 
     fn place(&self, stream: usize, head: usize, block: usize) -> Range<usize> {
-        let sizes = self.shape.streams();
+        let sizes = &self.sizes;
         let before: usize = sizes[..stream].iter().sum();
         let (n_heads, n) = (self.shape.n_kv_heads, self.n_blocks);
         let start = before * n_heads * n + (head * n + block) * sizes[stream];
@@ -322,7 +324,8 @@ impl Slab {
         fast: AlignedBytes,
         segments: Option<Vec<Segment>>,
     ) -> Self {
-        Self { shape, n_blocks, fast, rows: segments.map_or(Rows::Fast, Rows::Slow) }
+        let rows = segments.map_or(Rows::Fast, Rows::Slow);
+        Self { shape, n_blocks, sizes: shape.streams(), fast, rows }
     }
 
     /// Minimum and scale of the value sketch's coefficients.
@@ -331,12 +334,10 @@ impl Slab {
         both.split_at(both.len() / 2)
     }
 
-    /// Asks for one token's key and value, which lie side by side.
-    pub fn prefetch_row(&self, head: usize, block: usize, token: usize) {
+    /// The same where it lies, if it can be addressed.
+    pub fn addressed_row(&self, head: usize, block: usize, token: usize) -> Option<(&[u8], &[u8])> {
         let (key, value) = (self.shape.key_row(head, token), self.shape.value_row(head, token));
-        if let Some(rows) = self.rows_of(block) {
-            prefetch(&rows[key.start..value.end]);
-        }
+        Some(self.rows_of(block)?[key.start..value.end].split_at(key.len()))
     }
 
     pub fn fast_bytes(&self) -> usize {
