@@ -181,10 +181,14 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, few: &Few, to: &mut
             *base = sums.middles[g].sub(sums.rounded[g].mul(V::splat(step[g])));
         }
         let offset = block.offset.as_ptr().add(g * block.offset_stride);
-        for (i, base) in four(V::sum4(base)).into_iter().take(G).enumerate() {
-            let offset = *offset.add(i * block.offset_stride) - few.reference[i];
-            to.base[i] = LOG2_E * (base + offset);
+        let mut offsets = [0.0; GROUP];
+        for (i, to) in offsets.iter_mut().enumerate().take(G) {
+            *to = *offset.add(i * block.offset_stride);
         }
+        let reference = _mm_loadu_ps(few.reference.as_ptr());
+        let offsets = _mm_sub_ps(_mm_loadu_ps(offsets.as_ptr()), reference);
+        let base = _mm_add_ps(V::sum4(base), offsets);
+        to.base = four(_mm_mul_ps(base, _mm_set1_ps(LOG2_E)));
     }
 }
 
