@@ -158,7 +158,7 @@ mod wide {
     const AHEAD: usize = 16 * DIM;
 
     pub fn available() -> bool {
-        is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq")
+        sekv::kernels::Level::best().name() == "avx512"
     }
 
     /// 16 elements at `row + at`, as f32.

@@ -81,7 +81,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// None where the machine has neither AVX-512 with VNNI nor AVX2.
+    /// None where the library's kernels use neither AVX-512 with VNNI nor AVX2.
     pub fn measure(pool: &mut Pool) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         if let Some((dots, multiplies)) = registers::best() {
@@ -117,6 +117,7 @@ fn exponentials(loops: usize) {
 
 #[cfg(target_arch = "x86_64")]
 mod registers {
+    use sekv::kernels::Level;
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
@@ -128,12 +129,10 @@ mod registers {
 
     /// What measures dot products and multiply-adds, each so many times A_LOOP.
     pub fn best() -> Option<(Loop, Loop)> {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni") {
-            Some((dots, multiplies))
-        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            Some((dots_avx2, multiplies_avx2))
-        } else {
-            None
+        match Level::best().name() {
+            "avx512" => Some((dots, multiplies)),
+            "avx2" => Some((dots_avx2, multiplies_avx2)),
+            _ => None,
         }
     }
 

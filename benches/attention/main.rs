@@ -5,6 +5,7 @@
 //!     cargo bench                      everything, a few minutes
 //!     cargo bench -- --quick           8K only, fewer rounds
 //!     cargo bench -- --threads 4 --rounds 9
+//!     cargo bench -- --level avx2      with the instructions of a lesser machine
 //!     cargo bench -- --profile 32768   attends for ten seconds and nothing else, for perf
 //!
 //! The runner is our own: what counts here is how the rivals compare, on machines that are never
@@ -26,7 +27,7 @@ use std::time::Instant;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use sekv::cache::{BatchToken, Context};
-use sekv::kernels::SketchShape;
+use sekv::kernels::{Level, SketchShape};
 use sekv::model::{Model, ModelParams, RopeKind};
 use sekv::params::{DenseLayers, Params};
 use sekv::pool::Pool;
@@ -73,6 +74,9 @@ impl Options {
                 })
             })
         };
+        if let Some(i) = arguments.iter().position(|a| a == "--level") {
+            use_level(arguments.get(i + 1).map_or("", String::as_str));
+        }
         let quick = has("--quick");
         let profile = has("--profile").then(|| number("--profile", 0).max(CHUNK));
         if let Some(n_tokens) = profile {
@@ -87,6 +91,19 @@ impl Options {
             n_rounds: number("--rounds", if quick { 5 } else { 9 }).max(1),
             decode: if quick { vec![8 << 10] } else { vec![8 << 10, 32 << 10, 128 << 10] },
             prefill: if quick { vec![4 << 10] } else { vec![4 << 10, 8 << 10] },
+        }
+    }
+}
+
+/// Keeps the library, the dense rival and the floor to the instructions of a lesser machine.
+fn use_level(name: &str) {
+    let levels = Level::available();
+    match levels.iter().find(|level| level.name() == name) {
+        Some(level) => assert!(level.use_for_all(), "a kernel ran before --level was read"),
+        None => {
+            let names: Vec<_> = levels.iter().map(|level| level.name()).collect();
+            eprintln!("--level wants one of this machine's: {}", names.join(", "));
+            std::process::exit(2)
         }
     }
 }
@@ -576,9 +593,10 @@ fn main() {
     }
     let llama = llama.ok();
     println!(
-        "{} threads, {} rounds; seed {SEED}{}",
+        "{} threads, {} rounds; {}; seed {SEED}{}",
         options.n_threads,
         options.n_rounds,
+        Level::best().name(),
         if options.quick { "; --quick" } else { "" }
     );
 
@@ -631,7 +649,11 @@ fn main() {
     );
     println!("|---|---|---|---|---|---|---|---|");
     rows.iter().for_each(Row::print);
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/target/bench.json");
+    let path = if Level::available().last() == Some(&Level::best()) {
+        concat!(env!("CARGO_MANIFEST_DIR"), "/target/bench.json").to_string()
+    } else {
+        format!("{}/target/bench-{}.json", env!("CARGO_MANIFEST_DIR"), Level::best().name())
+    };
     let json = json!({ "rows": rows.iter().map(Row::json).collect::<Vec<_>>() });
     std::fs::write(path, format!("{json:#}\n")).expect("target/bench.json can be written");
 }

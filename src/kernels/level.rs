@@ -18,14 +18,32 @@ pub(super) enum Tier {
     Avx512,
 }
 
+/// What the kernels use.
+static BEST: OnceLock<Level> = OnceLock::new();
+
 impl Level {
     pub const SCALAR: Level = Level(Tier::Scalar);
 
-    /// The fastest level of this machine.
+    /// The fastest level of this machine, or what [`Level::use_for_all`] chose.
     #[inline]
     pub fn best() -> Level {
-        static BEST: OnceLock<Level> = OnceLock::new();
         *BEST.get_or_init(|| *Level::available().last().expect("scalar is always there"))
+    }
+
+    /// Makes this the level of all kernels of the process: for benches, which measure the paths of
+    /// lesser machines with it. Says whether it came before the first use of a kernel.
+    pub fn use_for_all(self) -> bool {
+        BEST.set(self).is_ok()
+    }
+
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Tier::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Tier::Avx512 => "avx512",
+        }
     }
 
     /// Every level of this machine, the fastest last.
