@@ -337,7 +337,9 @@ impl Job<'_> {
             let mut rows = [std::ptr::null(); ROWS];
             for (i, row) in rows.iter_mut().enumerate() {
                 *row = self.rows[(t + i).min(n_rows - 1)].as_ptr();
-                prefetch(next.get(t + i).copied().unwrap_or_default());
+                if let Some(next) = next.get(t + i) {
+                    prefetch(next);
+                }
             }
             // SAFETY: c + LANES <= dim in the loop, the part takes what is left of each row and
             // query; scores t..t + n are in each line.
@@ -425,21 +427,23 @@ impl Job<'_> {
         &self,
         w: *const f32,
         acc: *mut f32,
-        mut next: &[&[u8]],
+        next: &[&[u8]],
     ) {
         let dim = self.dim;
         let weights = Weights { at: w, stride: self.stride };
         // SAFETY: each block's elements c..c + n are within the rows and lines of `acc`.
         unsafe {
             let mut c = 0;
+            if !next.is_empty() && CHUNKS * V::LANES <= dim {
+                self.accumulate_block::<V, CODEC, CHUNKS, G, true>(next, weights, acc, c);
+                c += CHUNKS * V::LANES;
+            }
             while c + CHUNKS * V::LANES <= dim {
-                self.accumulate_block::<V, CODEC, CHUNKS, G>(next, weights, acc, c);
-                next = &[];
+                self.accumulate_block::<V, CODEC, CHUNKS, G, false>(&[], weights, acc, c);
                 c += CHUNKS * V::LANES;
             }
             while c + V::LANES <= dim {
-                self.accumulate_block::<V, CODEC, 1, G>(next, weights, acc, c);
-                next = &[];
+                self.accumulate_block::<V, CODEC, 1, G, false>(&[], weights, acc, c);
                 c += V::LANES;
             }
             if c < dim {
@@ -466,7 +470,13 @@ impl Job<'_> {
     /// # Safety
     /// As `accumulate_for`, and the rows have elements c..c + CHUNKS * LANES.
     #[inline(always)]
-    unsafe fn accumulate_block<V: Vector, const CODEC: u8, const CHUNKS: usize, const G: usize>(
+    unsafe fn accumulate_block<
+        V: Vector,
+        const CODEC: u8,
+        const CHUNKS: usize,
+        const G: usize,
+        const NEXT: bool,
+    >(
         &self,
         next: &[&[u8]],
         weights: Weights,
@@ -478,7 +488,9 @@ impl Job<'_> {
         unsafe {
             let mut sums = [[V::splat(0.0); CHUNKS]; G];
             for (t, row) in self.rows.iter().enumerate() {
-                prefetch(next.get(t).copied().unwrap_or_default());
+                if NEXT && t < next.len() {
+                    prefetch(next[t]);
+                }
                 let mut values = [V::splat(0.0); CHUNKS];
                 let scales = few_scales::<CODEC>(row.as_ptr(), dim, c, CHUNKS * V::LANES);
                 for (chunk, value) in values.iter_mut().enumerate() {

@@ -67,19 +67,19 @@ fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize)
             scratch.coarse[g * n..][..n].fill(0.0);
         }
     }
-    let mut rows: [&[u8]; ROWS_AT_ONCE] = [&[]; ROWS_AT_ONCE];
+    // Some blocks' means, and the next ones.
+    let mut means: [&[u8]; 2 * ROWS_AT_ONCE] = [&[]; 2 * ROWS_AT_ONCE];
     let mut done = 0;
     for (slab, range) in sealed.layer.runs(piece.first..piece.first + n) {
         let codec = slab.shape.mean_codec;
-        let means = slab.stream(Stream::MeanValue, sealed.head, range.start);
-        let mut means = means.chunks_exact(codec.row_bytes(value_dim));
         for start in range.clone().step_by(ROWS_AT_ONCE) {
+            let stream = slab.stream(Stream::MeanValue, sealed.head, start);
+            let stream = stream.chunks_exact(codec.row_bytes(value_dim));
             let n_rows = (range.end - start).min(ROWS_AT_ONCE);
-            for (row, mean) in rows.iter_mut().zip(means.by_ref().take(n_rows)) {
-                *row = mean;
-            }
-            means.clone().take(ROWS_AT_ONCE).for_each(prefetch);
-            let (rows, weights) = (&rows[..n_rows], &scratch.coarse[done..]);
+            let n_means = (range.end - start).min(2 * ROWS_AT_ONCE);
+            means.iter_mut().zip(stream).take(n_means).for_each(|(mean, row)| *mean = row);
+            let rows = Rows { rows: &means[..n_rows], next: &means[n_rows..n_means] };
+            let weights = &scratch.coarse[done..];
             row_accumulate(codec, value_dim, weights, n, n_group, rows, &mut state.o);
             done += n_rows;
         }

@@ -6,7 +6,7 @@ use super::plan::{Chosen, Piece, PieceScratch, Sealed};
 use super::slab::{Sketch, Slab, Stream, halves};
 use crate::attend::SoftmaxState;
 use crate::kernels::{
-    BlockSums, LANES, RowCodec, SketchRun, TOKENS, Weighed, exp_minus, max, prefetch, row_scores,
+    BlockSums, LANES, RowCodec, Rows, SketchRun, TOKENS, Weighed, exp_minus, max, row_scores,
     sketch_run, tokens_above, weigh_lines,
 };
 use crate::model::Rotation;
@@ -108,14 +108,15 @@ fn score_blocks(
 fn offsets(piece: &mut Piece, slab: &Slab, head: usize, run: &Range<usize>, n_group: usize) {
     let shape = &slab.shape;
     let row_bytes = shape.mean_codec.row_bytes(shape.key_dim);
-    let mut means: [&[u8]; SCORED_AT_ONCE] = [&[]; SCORED_AT_ONCE];
-    let mut rows = slab.stream(Stream::MeanKey, head, run.start).chunks_exact(row_bytes);
-    means.iter_mut().zip(rows.by_ref()).take(run.len()).for_each(|(mean, row)| *mean = row);
-    // For the next run.
-    rows.take(SCORED_AT_ONCE).for_each(prefetch);
+    // These blocks' means, and those of the next run.
+    let mut means: [&[u8]; 2 * SCORED_AT_ONCE] = [&[]; 2 * SCORED_AT_ONCE];
+    let stream = slab.stream(Stream::MeanKey, head, run.start).chunks_exact(row_bytes);
+    let n = stream.len().min(run.len() + SCORED_AT_ONCE);
+    means.iter_mut().zip(stream).take(n).for_each(|(mean, row)| *mean = row);
     let scratch = &mut piece.scratch;
     scratch.offsets.resize(n_group * SCORED_AT_ONCE, 0.0);
-    let (q, out, means) = (&scratch.q_rest[..], &mut scratch.offsets[..], &means[..run.len()]);
+    let (q, out) = (&scratch.q_rest[..], &mut scratch.offsets[..]);
+    let means = Rows { rows: &means[..run.len()], next: &means[run.len()..n] };
     row_scores(shape.mean_codec, shape.key_dim, q, n_group, means, out, SCORED_AT_ONCE);
     for (offsets, bias) in out.chunks_mut(SCORED_AT_ONCE).zip(&scratch.turned.bias) {
         offsets.iter_mut().for_each(|offset| *offset += bias);
