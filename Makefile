@@ -39,7 +39,7 @@ growth: ## from 8K to a million tokens (25 GB of disk, 15 minutes); writes targe
 	@.ci/tools.sh build
 	$(cargo) bench --locked --bench growth
 
-tables: ## fill the tables of README.md and docs/evaluation.md from target/eval.json and target/bench.json
+tables: ## fill the tables of README.md and docs/evaluation.md from what eval, bench and growth wrote to target/
 	@python3 docs/tables.py
 
 lint: lint-format lint-clippy lint-docs lint-header ## formatting, clippy, documentation, header

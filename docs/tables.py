@@ -3,8 +3,8 @@
 measured, and draws docs/growth.svg.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. Its numbers come from
-target/eval.json, target/bench.json and target/growth.json and from nowhere else; where a file is
-missing, its tables stay as they are.
+target/eval.json, target/bench.json, target/bench-avx2.json (`cargo bench -- --level avx2`) and
+target/growth.json and from nowhere else; where a file is missing, its tables stay as they are.
 """
 
 import json
@@ -248,6 +248,7 @@ TABLES = {
     "all methods": ("target/eval.json", all_methods),
     "speed": ("target/bench.json", speed),
     "all speeds": ("target/bench.json", all_speeds),
+    "speed with avx2": ("target/bench-avx2.json", speed),
     "growth": ("target/growth.json", growth),
     "million": ("target/growth.json", million),
 }
