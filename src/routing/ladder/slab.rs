@@ -77,6 +77,11 @@ impl BlockShape {
         [codes, self.channel_bytes(), self.scale_bytes(), coefficients, mean_key, mean_value]
     }
 
+    /// The same as a slab keeps it: a head's share of a block is far below 4 GiB.
+    fn stream_sizes(&self) -> [u32; N_STREAMS] {
+        self.streams().map(|size| size as u32)
+    }
+
     /// Bytes of a sealed block on the fast tier.
     pub fn fast_bytes(&self) -> usize {
         self.n_kv_heads * self.streams().iter().sum::<usize>()
@@ -151,7 +156,7 @@ pub struct Slab {
     pub shape: BlockShape,
     pub n_blocks: usize,
     /// Bytes of each stream, of one head and block.
-    sizes: [usize; N_STREAMS],
+    sizes: [u32; N_STREAMS],
     fast: AlignedBytes,
     rows: Rows,
 }
@@ -161,7 +166,7 @@ impl Slab {
     pub fn dense(shape: BlockShape, write: impl FnOnce(&mut [u8])) -> Result<Self> {
         let mut fast = AlignedBytes::zeroed(shape.rows_bytes())?;
         write(&mut fast);
-        Ok(Self { shape, n_blocks: 1, sizes: shape.streams(), fast, rows: Rows::Fast })
+        Ok(Self { shape, n_blocks: 1, sizes: shape.stream_sizes(), fast, rows: Rows::Fast })
     }
 
     /// One block, of which `write` fills streams (through [`Slab::stream_mut`]) and rows; `room` is
@@ -173,7 +178,8 @@ impl Slab {
         write: impl FnOnce(&mut Self, &mut [u8]),
     ) -> Result<Self> {
         let fast = AlignedBytes::zeroed(shape.fast_bytes())?;
-        let mut slab = Self { shape, n_blocks: 1, sizes: shape.streams(), fast, rows: Rows::Fast };
+        let mut slab =
+            Self { shape, n_blocks: 1, sizes: shape.stream_sizes(), fast, rows: Rows::Fast };
         let rows = store.fill(room, |rows| write(&mut slab, rows))?;
         slab.rows = Rows::Slow(vec![rows]);
         Ok(slab)
@@ -201,7 +207,7 @@ impl Slab {
                 segments.extend_from_slice(&rows[range.clone()]);
             }
         }
-        Ok(Self { shape, n_blocks, sizes: shape.streams(), fast, rows: Rows::Slow(segments) })
+        Ok(Self { shape, n_blocks, sizes: shape.stream_sizes(), fast, rows: Rows::Slow(segments) })
     }
 
     pub fn is_dense(&self) -> bool {
@@ -209,11 +215,11 @@ impl Slab {
     }
 
     fn place(&self, stream: usize, head: usize, block: usize) -> Range<usize> {
-        let sizes = &self.sizes;
-        let before: usize = sizes[..stream].iter().sum();
-        let (n_heads, n) = (self.shape.n_kv_heads, self.n_blocks);
-        let start = before * n_heads * n + (head * n + block) * sizes[stream];
-        start..start + sizes[stream]
+        let before: usize = self.sizes[..stream].iter().map(|&size| size as usize).sum();
+        let (n_heads, n, size) =
+            (self.shape.n_kv_heads, self.n_blocks, self.sizes[stream] as usize);
+        let start = before * n_heads * n + (head * n + block) * size;
+        start..start + size
     }
 
     /// One head's share of a stream, from block `first` on: block by block.
@@ -325,7 +331,7 @@ impl Slab {
         segments: Option<Vec<Segment>>,
     ) -> Self {
         let rows = segments.map_or(Rows::Fast, Rows::Slow);
-        Self { shape, n_blocks, sizes: shape.streams(), fast, rows }
+        Self { shape, n_blocks, sizes: shape.stream_sizes(), fast, rows }
     }
 
     /// Minimum and scale of the value sketch's coefficients.
