@@ -30,6 +30,10 @@ constexpr int32_t n_sequences = 3;
 const int32_t n_threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
 // Logits of the same tokens, by sums in another order. Those of other tokens are some units apart.
 constexpr float same_logit = 0.01f;
+// The same where a sequence has been shifted. Its queries are turned back and rounded anew, and a
+// token whose share lies at a threshold may be read at another resolution: 0.016 at the most for a
+// dozen shifts. One position too many or too few makes 1.4.
+constexpr float shifted_logit = 0.1f;
 
 int n_passed = 0;
 int n_failed = 0;
@@ -128,10 +132,10 @@ float difference(const std::vector<float> & a, const std::vector<float> & b) {
     return most;
 }
 
-void check_same(const std::vector<float> & a, const std::vector<float> & b, const std::string & what) {
+void check_same(const std::vector<float> & a, const std::vector<float> & b, const std::string & what, float bound = same_logit) {
     char text[64];
     std::snprintf(text, sizeof text, " (largest logit change %.2g)", difference(a, b));
-    check(difference(a, b) <= same_logit, what + text);
+    check(difference(a, b) <= bound, what + text);
 }
 
 std::vector<char> saved(host & host, int32_t seq) {
@@ -191,10 +195,12 @@ void run(const char * model_path, const char * text_path) {
         check(refused && cache.last_pos(1) == n_text, "a damaged state changes nothing: " + cache.error());
     }
 
-    host.done(load(host, 1, state));
-    host.done(cache.seq_add(context, 1, -1, -1, 100));
-    check(cache.last_pos(1) == n_text + 99, "a shift moves positions");
-    check_same(both, host.decode({next}, n_text + 100, {1}), "a sequence that is shifted as a whole says the same");
+    for (const int32_t shift : {1, 13, 100}) {
+        host.done(load(host, 1, state));
+        host.done(cache.seq_add(context, 1, -1, -1, shift));
+        check(cache.last_pos(1) == n_text - 1 + shift, "a shift moves positions");
+        check_same(both, host.decode({next}, n_text + shift, {1}), "a sequence that is shifted as a whole says the same", shifted_logit);
+    }
 
     // What a host does when its context is full: drop some old tokens, close the gap.
     host.done(load(host, 1, state));
