@@ -18,6 +18,7 @@ mod floor;
 mod generator;
 mod llama;
 mod memory;
+mod options;
 mod rounds;
 
 use std::cell::RefCell;
@@ -38,6 +39,7 @@ use dense::{Dense, DenseScratch};
 use floor::{Rates, Reading, Step};
 use generator::{DIM, Generator, Kind, N_HEADS, N_KV_HEADS};
 use llama::{CacheType, Llama, LlamaAttention, LlamaCache};
+use options::Options;
 use rounds::{Samples, Work, alternate, quantile, seconds};
 
 /// Of keys, values and queries.
@@ -50,63 +52,6 @@ const N_QUERIES: usize = 16;
 const ROW: usize = N_KV_HEADS * DIM;
 /// `compact`, the default at d = 128.
 const SKETCH: SketchShape = SketchShape { n4: 16, n2: 32 };
-
-struct Options {
-    quick: bool,
-    /// Tokens.
-    profile: Option<usize>,
-    n_threads: usize,
-    n_rounds: usize,
-    decode: Vec<usize>,
-    prefill: Vec<usize>,
-}
-
-impl Options {
-    fn from_arguments() -> Self {
-        let arguments: Vec<String> = std::env::args().skip(1).collect();
-        let has = |name: &str| arguments.iter().any(|a| a == name);
-        let number = |name: &str, default: usize| {
-            let at = arguments.iter().position(|a| a == name);
-            at.map_or(default, |i| {
-                arguments.get(i + 1).and_then(|n| n.parse().ok()).unwrap_or_else(|| {
-                    eprintln!("{name} wants a number");
-                    std::process::exit(2)
-                })
-            })
-        };
-        if let Some(i) = arguments.iter().position(|a| a == "--level") {
-            use_level(arguments.get(i + 1).map_or("", String::as_str));
-        }
-        let quick = has("--quick");
-        let profile = has("--profile").then(|| number("--profile", 0).max(CHUNK));
-        if let Some(n_tokens) = profile {
-            let n_threads = number("--threads", 2).max(1);
-            let (decode, prefill) = (vec![n_tokens], Vec::new());
-            return Self { quick, profile, n_threads, n_rounds: 0, decode, prefill };
-        }
-        Self {
-            quick,
-            profile,
-            n_threads: number("--threads", 2).max(1),
-            n_rounds: number("--rounds", if quick { 5 } else { 9 }).max(1),
-            decode: if quick { vec![8 << 10] } else { vec![8 << 10, 32 << 10, 128 << 10] },
-            prefill: if quick { vec![4 << 10] } else { vec![4 << 10, 8 << 10] },
-        }
-    }
-}
-
-/// Keeps the library, the dense rival and the floor to the instructions of a lesser machine.
-fn use_level(name: &str) {
-    let levels = Level::available();
-    match levels.iter().find(|level| level.name() == name) {
-        Some(level) => assert!(level.use_for_all(), "a kernel ran before --level was read"),
-        None => {
-            let names: Vec<_> = levels.iter().map(|level| level.name()).collect();
-            eprintln!("--level wants one of this machine's: {}", names.join(", "));
-            std::process::exit(2)
-        }
-    }
-}
 
 /// One line of the table and of the file.
 struct Row {

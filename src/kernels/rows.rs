@@ -174,7 +174,7 @@ impl<'a> From<&'a Vec<&'a [u8]>> for Rows<'a> {
 
 impl<'a, const N: usize> From<&'a [&'a [u8]; N]> for Rows<'a> {
     fn from(rows: &'a [&'a [u8]; N]) -> Self {
-        Self { rows, next: &[] }
+        Self::from(&rows[..])
     }
 }
 

@@ -184,11 +184,12 @@ fn exact(piece: &mut Piece, sealed: &Sealed, q: &[f32], key_dim: usize) {
         (batch, next) = (next, batch);
         let coming = &fetched[end..fetched.len().min(end + FETCHED_AT_ONCE)];
         next.address(coming, *first, sealed.head, &mut ahead);
-        let mut rooms = rooms(&mut scratch.room, sealed, run.len());
-        let mut read = Batch::default();
+        let mut read;
         let here = if batch.n == run.len() {
             &*batch
         } else {
+            read = Batch::default();
+            let mut rooms = rooms(&mut scratch.room, sealed, run.len());
             for chosen in run {
                 let (slab, block) = blocks.find(*first + chosen.block as usize);
                 let room = rooms.next().unwrap_or_default();
