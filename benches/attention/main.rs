@@ -20,6 +20,7 @@ mod llama;
 mod memory;
 mod options;
 mod rounds;
+mod row;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -33,14 +34,15 @@ use sekv::model::{Model, ModelParams, RopeKind};
 use sekv::params::{DenseLayers, Params};
 use sekv::pool::Pool;
 use sekv::tensor::{Dtype, View};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use dense::{Dense, DenseScratch};
 use floor::{Rates, Reading, Step};
 use generator::{DIM, Generator, Kind, N_HEADS, N_KV_HEADS};
 use llama::{CacheType, Llama, LlamaAttention, LlamaCache};
 use options::Options;
-use rounds::{Samples, Work, alternate, quantile, seconds};
+use rounds::{Samples, Work, alternate, seconds};
+use row::Row;
 
 /// Of keys, values and queries.
 const SEED: u64 = 20_251_130;
@@ -52,49 +54,6 @@ const N_QUERIES: usize = 16;
 const ROW: usize = N_KV_HEADS * DIM;
 /// `compact`, the default at d = 128.
 const SKETCH: SketchShape = SketchShape { n4: 16, n2: 32 };
-
-/// One line of the table and of the file.
-struct Row {
-    name: String,
-    n_ctx: usize,
-    samples: Samples,
-    /// How many times faster than llama.cpp's attention with an f16 cache, and than the dense one.
-    vs_ggml: Option<f64>,
-    vs_dense: Option<f64>,
-    /// The least possible time over the time taken.
-    of_floor: Option<f64>,
-}
-
-impl Row {
-    fn json(&self) -> Value {
-        json!({
-            "name": self.name,
-            "n_ctx": self.n_ctx,
-            "median_s": self.samples.median(),
-            "spread": self.samples.spread(),
-            "ratio_vs_ggml": self.vs_ggml,
-            "ratio_vs_dense": self.vs_dense,
-            "fraction_of_floor": self.of_floor,
-        })
-    }
-
-    fn print(&self) {
-        let number = |x: Option<f64>| x.map_or("-".to_string(), |x| format!("{x:.2}"));
-        let times = &self.samples.processor;
-        let processor = (!times.is_empty()).then(|| quantile(times, 0.5) * 1e3);
-        println!(
-            "| {} | {} | {:.3} | {} | {:.0} % | {} | {} | {} |",
-            self.name,
-            self.n_ctx,
-            self.samples.median() * 1e3,
-            number(processor),
-            self.samples.spread() * 100.0,
-            number(self.vs_ggml),
-            number(self.vs_dense),
-            number(self.of_floor),
-        );
-    }
-}
 
 /// All rivals' caches of the same tokens.
 struct Rivals {
