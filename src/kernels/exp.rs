@@ -59,7 +59,7 @@ const LEAST: f32 = -87.0;
 pub(super) const LEAST_POWER: f32 = -126.0;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::powers;
+pub(super) use x86::exp2;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -153,42 +153,14 @@ mod x86 {
         }
     }
 
-    /// Turns logarithms to base 2, at most 127, into their powers, with a relative error below 4e-6;
-    /// below LEAST_POWER stands that one's. Returns the largest logarithm of each lane and the sum
-    /// of its powers. For scores that are sketches of the true ones, off by far more.
-    ///
-    /// # Safety
-    /// The features of `V` are there, and `values` are a multiple of 16.
-    #[inline(always)]
-    pub unsafe fn powers<V: Vector>(values: &mut [f32]) -> (V, V) {
-        let (n, at) = (values.len(), values.as_mut_ptr());
-        // SAFETY: by the contract.
-        unsafe {
-            let (mut tops, mut sums) = ([V::splat(f32::NEG_INFINITY); 2], [V::splat(0.0); 2]);
-            for i in (0..n).step_by(16) {
-                let power = V::load(at.add(i));
-                let value = exp2(power);
-                value.store(at.add(i));
-                (tops[0], sums[0]) = (tops[0].max(power), sums[0].add(value));
-                if V::LANES < 16 {
-                    // Written out: a loop over both would keep the sums in memory.
-                    let power = V::load(at.add(i + V::LANES));
-                    let value = exp2(power);
-                    value.store(at.add(i + V::LANES));
-                    (tops[1], sums[1]) = (tops[1].max(power), sums[1].add(value));
-                }
-            }
-            (tops[0].max(tops[1]), sums[0].add(sums[1]))
-        }
-    }
-
-    /// 2^x = 2^n 2^f, |f| <= 1/2, for x up to 127. The polynomial is the minimax one of degree 4,
-    /// relative error 3e-6.
+    /// 2^x = 2^n 2^f, |f| <= 1/2, for x up to 127; below LEAST_POWER stands that one's. The
+    /// polynomial is the minimax one of degree 4, relative error 3e-6: for scores that are sketches
+    /// of the true ones, off by far more.
     ///
     /// # Safety
     /// The features of `V` are there.
     #[inline(always)]
-    unsafe fn exp2<V: Vector>(x: V) -> V {
+    pub unsafe fn exp2<V: Vector>(x: V) -> V {
         // SAFETY: as the caller's.
         unsafe {
             let x = x.max(V::splat(LEAST_POWER));

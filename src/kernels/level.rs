@@ -10,7 +10,7 @@ pub struct Level(Tier);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub(super) enum Tier {
     Scalar,
-    /// AVX2, FMA, F16C.
+    /// AVX2, FMA, F16C, POPCNT.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// The above and AVX-512 F, BW, VL, DQ, VNNI.
@@ -54,7 +54,8 @@ impl Level {
         {
             let avx2 = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
+                && is_x86_feature_detected!("f16c")
+                && is_x86_feature_detected!("popcnt");
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")

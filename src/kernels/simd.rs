@@ -13,6 +13,9 @@ use std::arch::x86_64::*;
 /// beyond a part are 0 and their memory is not touched.
 pub(super) trait Vector: Copy {
     const LANES: usize;
+    /// As many whole numbers.
+    type Sums: Copy;
+    unsafe fn from_sums(sums: Self::Sums) -> Self;
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn load_part(from: *const f32, n: usize) -> Self;
@@ -50,11 +53,8 @@ pub(super) trait Vector: Copy {
     unsafe fn where_at_least(self, x: Self, limit: Self) -> Self;
     /// One bit for each lane that is greater than `limit`'s.
     unsafe fn above(self, limit: Self) -> u32;
-    /// Writes the vectors' first lanes, then their second ones, and so on: 4 * LANES values.
-    unsafe fn transpose4(vectors: [Self; 4], to: *mut f32);
-    /// The same for those lanes only whose bit is set, without gaps. As many values as
-    /// `transpose4` writes may be overwritten.
-    unsafe fn transpose_some4(vectors: [Self; 4], lanes: u32, to: *mut f32);
+    /// Writes the lanes whose bit is set, without gaps. LANES of them may be overwritten.
+    unsafe fn store_some(self, lanes: u32, to: *mut f32);
     /// Writes the numbers, from `first` on, of the lanes whose bit is set. LANES of them may be
     /// overwritten.
     unsafe fn numbers_of(lanes: u32, first: u32, to: *mut u32);
@@ -100,9 +100,29 @@ unsafe fn padded<T: Copy + Default, const N: usize>(from: *const T, n: usize) ->
     buffer
 }
 
+/// The numbers of the bits that are set, for each byte.
+static SET_BITS: [[u8; 8]; 256] = {
+    let mut table = [[0; 8]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut bit, mut n) = (0, 0);
+        while bit < 8 {
+            if byte >> bit & 1 == 1 {
+                table[byte][n] = bit;
+                n += 1;
+            }
+            bit += 1;
+        }
+        byte += 1;
+    }
+    table
+};
+
 impl Vector for F32x8 {
     const LANES: usize = 8;
+    type Sums = __m256i;
     methods! {
+        fn from_sums(sums: __m256i) -> Self { Self(_mm256_cvtepi32_ps(sums)) }
         fn splat(value: f32) -> Self { Self(_mm256_set1_ps(value)) }
         fn load(from: *const f32) -> Self { Self(_mm256_loadu_ps(from)) }
         fn load_part(from: *const f32, n: usize) -> Self {
@@ -176,40 +196,15 @@ impl Vector for F32x8 {
         fn above(self: Self, limit: Self) -> u32 {
             _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(self.0, limit.0)) as u32
         }
-        fn transpose4(vectors: [Self; 4], to: *mut f32) -> () {
-            let [a, b, c, d] = vectors;
-            let (ab, cd) = (_mm256_unpacklo_ps(a.0, b.0), _mm256_unpacklo_ps(c.0, d.0));
-            let (ab_high, cd_high) = (_mm256_unpackhi_ps(a.0, b.0), _mm256_unpackhi_ps(c.0, d.0));
-            // Row i has lane i of all four, and lane i + 4.
-            let rows = [
-                _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd),
-                _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd),
-                _mm256_shuffle_ps::<0b01_00_01_00>(ab_high, cd_high),
-                _mm256_shuffle_ps::<0b11_10_11_10>(ab_high, cd_high),
-            ];
-            for (i, row) in rows.into_iter().enumerate() {
-                _mm_storeu_ps(to.add(4 * i), _mm256_castps256_ps128(row));
-                _mm_storeu_ps(to.add(4 * i + 16), _mm256_extractf128_ps::<1>(row));
-            }
-        }
-        fn transpose_some4(vectors: [Self; 4], lanes: u32, to: *mut f32) -> () {
-            let mut all = [0.0f32; 32];
-            Self::transpose4(vectors, all.as_mut_ptr());
-            let (mut left, mut to) = (lanes, to);
-            while left != 0 {
-                let lane = left.trailing_zeros() as usize;
-                _mm_storeu_ps(to, _mm_loadu_ps(all.as_ptr().add(4 * lane)));
-                to = to.add(4);
-                left &= left - 1;
-            }
+        fn store_some(self: Self, lanes: u32, to: *mut f32) -> () {
+            let places = _mm_loadl_epi64(SET_BITS[lanes as usize & 255].as_ptr().cast());
+            Self(_mm256_permutevar8x32_ps(self.0, _mm256_cvtepu8_epi32(places))).store(to)
         }
         fn numbers_of(lanes: u32, first: u32, to: *mut u32) -> () {
-            let (mut left, mut to) = (lanes, to);
-            while left != 0 {
-                *to = first + left.trailing_zeros();
-                to = to.add(1);
-                left &= left - 1;
-            }
+            let places = _mm_loadl_epi64(SET_BITS[lanes as usize & 255].as_ptr().cast());
+            let first = _mm256_set1_epi32(first as i32);
+            let numbers = _mm256_add_epi32(_mm256_cvtepu8_epi32(places), first);
+            _mm256_storeu_si256(to.cast(), numbers);
         }
         fn sum4(vectors: [Self; 4]) -> __m128 {
             let [a, b, c, d] = vectors;
@@ -253,7 +248,9 @@ fn lowest(n: usize) -> u16 {
 
 impl Vector for F32x16 {
     const LANES: usize = 16;
+    type Sums = __m512i;
     methods! {
+        fn from_sums(sums: __m512i) -> Self { Self(_mm512_cvtepi32_ps(sums)) }
         fn splat(value: f32) -> Self { Self(_mm512_set1_ps(value)) }
         fn load(from: *const f32) -> Self { Self(_mm512_loadu_ps(from)) }
         fn load_part(from: *const f32, n: usize) -> Self {
@@ -319,37 +316,9 @@ impl Vector for F32x16 {
         fn above(self: Self, limit: Self) -> u32 {
             u32::from(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0))
         }
-        fn transpose4(vectors: [Self; 4], to: *mut f32) -> () {
-            let [a, b, c, d] = vectors;
-            let (ab, cd) = (_mm512_unpacklo_ps(a.0, b.0), _mm512_unpacklo_ps(c.0, d.0));
-            let (ab_high, cd_high) = (_mm512_unpackhi_ps(a.0, b.0), _mm512_unpackhi_ps(c.0, d.0));
-            // Quarter j of row i has lane 4 j + i of all four.
-            let rows = [
-                _mm512_shuffle_ps::<0b01_00_01_00>(ab, cd),
-                _mm512_shuffle_ps::<0b11_10_11_10>(ab, cd),
-                _mm512_shuffle_ps::<0b01_00_01_00>(ab_high, cd_high),
-                _mm512_shuffle_ps::<0b11_10_11_10>(ab_high, cd_high),
-            ];
-            let first = _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[0], rows[1]);
-            let second = _mm512_shuffle_f32x4::<0b01_00_01_00>(rows[2], rows[3]);
-            _mm512_storeu_ps(to, _mm512_shuffle_f32x4::<0b10_00_10_00>(first, second));
-            _mm512_storeu_ps(to.add(16), _mm512_shuffle_f32x4::<0b11_01_11_01>(first, second));
-            let first = _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[0], rows[1]);
-            let second = _mm512_shuffle_f32x4::<0b11_10_11_10>(rows[2], rows[3]);
-            _mm512_storeu_ps(to.add(32), _mm512_shuffle_f32x4::<0b10_00_10_00>(first, second));
-            _mm512_storeu_ps(to.add(48), _mm512_shuffle_f32x4::<0b11_01_11_01>(first, second));
-        }
-        fn transpose_some4(vectors: [Self; 4], lanes: u32, to: *mut f32) -> () {
+        fn store_some(self: Self, lanes: u32, to: *mut f32) -> () {
             // To a register: written to memory by the instruction itself, it takes 100 cycles.
-            let [a, b, c, d] = vectors;
-            let lanes = lanes as u16;
-            let some = [
-                Self(_mm512_maskz_compress_ps(lanes, a.0)),
-                Self(_mm512_maskz_compress_ps(lanes, b.0)),
-                Self(_mm512_maskz_compress_ps(lanes, c.0)),
-                Self(_mm512_maskz_compress_ps(lanes, d.0)),
-            ];
-            Self::transpose4(some, to);
+            Self(_mm512_maskz_compress_ps(lanes as u16, self.0)).store(to)
         }
         fn numbers_of(lanes: u32, first: u32, to: *mut u32) -> () {
             let count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

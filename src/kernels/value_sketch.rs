@@ -42,25 +42,25 @@ pub struct Coefficients<'a> {
     pub scale: &'a [f16],
 }
 
-/// The weights of some tokens: token i has line `numbers[i]` of `lines`, `[..][lanes]`, a weight for
-/// each query.
+/// The weights of some tokens: token i has place `numbers[i]` of each query's line of `lines`,
+/// `[n_group][n]`.
 #[derive(Clone, Copy)]
 pub struct TokenWeights<'a> {
     pub lines: &'a [f32],
-    pub lanes: usize,
+    pub n: usize,
     pub numbers: &'a [u32],
 }
 
 impl TokenWeights<'_> {
     /// # Safety
-    /// Token i has a line, and the line a query g.
+    /// Token i has a place, and query g a line.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn get(&self, i: usize, g: usize) -> f32 {
         // SAFETY: by the contract.
         unsafe {
             let number = *self.numbers.get_unchecked(i) as usize;
-            *self.lines.get_unchecked(number * self.lanes + g)
+            *self.lines.get_unchecked(g * self.n + number)
         }
     }
 }
@@ -89,12 +89,12 @@ pub fn coefficients_accumulate_at(
     let r = block.minimum.len();
     assert!(r > 0 && r.is_multiple_of(4) && block.scale.len() == r, "r = {r}");
     assert_eq!(acc.len(), n_group * r);
-    let TokenWeights { lines, lanes, numbers } = *weights;
-    assert!(lanes >= n_group && numbers.len() == tokens.len());
-    let (n_tokens, n_lines) = (block.codes.len() / (r / 4), lines.len() / lanes.max(1));
+    let TokenWeights { lines, n, numbers } = *weights;
+    assert!(lines.len() >= n_group * n && numbers.len() == tokens.len());
+    let n_tokens = block.codes.len() / (r / 4);
     let largest = |list: &[u32]| list.iter().fold(0, |largest, &i| largest.max(i)) as usize;
     assert!(tokens.is_empty() || largest(tokens) < n_tokens, "a token has no codes");
-    assert!(numbers.is_empty() || largest(numbers) < n_lines, "a token has no weights");
+    assert!(numbers.is_empty() || largest(numbers) < n, "a token has no weights");
     match level.tier() {
         Tier::Scalar => accumulate_scalar(block, tokens, weights, n_group, acc),
         // SAFETY: the level proves that the machine has the instructions; lengths are checked.
@@ -116,8 +116,8 @@ fn accumulate_scalar(
     let r = block.minimum.len();
     for (token, number) in tokens.iter().zip(weights.numbers) {
         let row = &block.codes[*token as usize * (r / 4)..][..r / 4];
-        let line = &weights.lines[*number as usize * weights.lanes..][..n_group];
-        for (g, weight) in line.iter().enumerate() {
+        let of_query = weights.lines.chunks_exact(weights.n).map(|line| line[*number as usize]);
+        for (g, weight) in of_query.enumerate().take(n_group) {
             for (c, acc) in acc[g * r..][..r].iter_mut().enumerate() {
                 let code = f32::from(row[c / 4] >> (c % 4 * 2) & 3);
                 *acc += weight * (block.minimum[c].to_f32() + block.scale[c].to_f32() * code);
@@ -289,17 +289,16 @@ mod tests {
                 coefficients_pack(&rows, n_tokens, r, &mut codes, &mut minimum, &mut scale);
                 let tokens: Vec<u32> =
                     (0..n_tokens as u32).filter(|token| token % 3 != 1).collect();
-                let lanes = n_group + 1;
-                let numbers: Vec<u32> = (1..=tokens.len() as u32).rev().collect();
-                let lines: Vec<f32> =
-                    random.values((tokens.len() + 1) * lanes).iter().map(|w| w.abs()).collect();
-                let weights = TokenWeights { lines: &lines, lanes, numbers: &numbers };
+                let n = tokens.len() + 1;
+                let numbers: Vec<u32> = (1..n as u32).rev().collect();
+                let lines: Vec<f32> = random.values(n * n_group).iter().map(|w| w.abs()).collect();
+                let weights = TokenWeights { lines: &lines, n, numbers: &numbers };
                 for level in Level::available() {
                     let mut acc = vec![0.5; n_group * r];
                     let block = Coefficients { codes: &codes, minimum: &minimum, scale: &scale };
                     coefficients_accumulate_at(level, &block, &tokens, &weights, n_group, &mut acc);
                     for g in 0..n_group {
-                        let of_token = numbers.iter().map(|&line| lines[line as usize * lanes + g]);
+                        let of_token = numbers.iter().map(|&place| lines[g * n + place as usize]);
                         let w: Vec<f32> = of_token.collect();
                         let total: f32 = w.iter().sum();
                         for c in 0..r {
@@ -328,7 +327,7 @@ mod tests {
         let codes = guarded.bytes();
         let tokens: Vec<u32> = (0..100).rev().collect();
         let (lines, numbers) = (random.values(5 * 100), (0..100).collect::<Vec<u32>>());
-        let weights = TokenWeights { lines: &lines, lanes: 5, numbers: &numbers };
+        let weights = TokenWeights { lines: &lines, n: 100, numbers: &numbers };
         let mut right = vec![0.0; 5 * 28];
         let minimum: Vec<f16> = random.values(28).into_iter().map(f16::from_f32).collect();
         let scale: Vec<f16> = random.values(28).into_iter().map(f16::from_f32).collect();

@@ -13,12 +13,11 @@
 //! by. In all that is 21 n4 + 1.25 n2 over 127^2 times max s^2 / sum s^2: about 1 % where
 //! max |s| is three times the mean square's root.
 
-use super::super::exp::powers;
+use super::super::exp::exp2;
+use super::super::shares;
 use super::super::simd::{F32x8, F32x16, Vector, four};
-use super::{
-    BlockSums, Few, GROUP, GROUP_TOKENS, MAX_CHANNELS, ScoredBlock as Block, SketchRun,
-    SketchShape, UNIT_BYTES, Weighed,
-};
+use super::run::{Block, BlockSums, Candidates, Few, GROUP, Kernel, SketchRun, Weighed};
+use super::{GROUP_TOKENS, MAX_CHANNELS, SketchShape, UNIT_BYTES};
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::marker::PhantomData;
@@ -28,14 +27,21 @@ use std::mem::MaybeUninit;
 const QUADS: usize = MAX_CHANNELS / 4 + 4;
 
 /// Queries as bytes, four channels a dword, and what turns the integer sums into scores.
-struct Quantised {
+pub(super) struct Quantised {
     quads: [[MaybeUninit<i32>; QUADS]; GROUP],
-    /// For scores as logarithms to base 2, less the reference.
     step: [f32; GROUP],
     base: [f32; GROUP],
 }
 
 impl Quantised {
+    fn room() -> Self {
+        Self {
+            quads: [const { [MaybeUninit::uninit(); QUADS] }; GROUP],
+            step: [0.0; GROUP],
+            base: [0.0; GROUP],
+        }
+    }
+
     /// # Safety
     /// Query `g` has been written as far as dword `i`.
     #[inline(always)]
@@ -45,92 +51,172 @@ impl Quantised {
     }
 }
 
-/// The entries of one vector width, given its dot product: one block's scores by a few queries, and
-/// a run of blocks.
+/// The entry of one vector width, given its dot product.
 macro_rules! entry {
-    ($scores:ident, $run:ident, $vector:ty, $dot:ident, $features:literal) => {
+    ($level:ident, $run:ident, $vector:ty, $dot:ident, $features:literal) => {
         #[target_feature(enable = $features)]
-        pub fn $run(run: &SketchRun, weights: &mut [f32], sums: &mut BlockSums) -> usize {
-            run.score(
-                weights,
-                sums,
-                |block, codes, few, out| $scores(block, codes, few, out),
-                // SAFETY: this function has the features of the vector, and a line has whole
-                // groups of tokens.
-                |block, few, lines| unsafe { weigh::<$vector>(block, few, lines) },
-            )
+        pub fn $run(run: &SketchRun, sums: &mut BlockSums, found: &mut Candidates) -> usize {
+            // SAFETY: this function has the features of the vector; the door checked the lengths.
+            unsafe { run.weigh::<$level>(sums, found) }
         }
 
-        #[target_feature(enable = $features)]
-        pub fn $scores(block: &Block, codes: &[u8], few: &Few, out: &mut [f32]) {
-            let mut quantised = Quantised {
-                quads: [const { [MaybeUninit::uninit(); QUADS] }; GROUP],
-                step: [0.0; GROUP],
-                base: [0.0; GROUP],
-            };
-            let out = out.as_mut_ptr();
-            // SAFETY: this function has the features of the vector, the door checked the lengths,
-            // and these queries and their lines of `out` exist.
-            unsafe {
-                match few.n {
-                    1 => {
-                        quantise::<$vector, 1>(block, few, &mut quantised);
-                        $dot::<1>(block, codes, &quantised, out)
-                    }
-                    2 => {
-                        quantise::<$vector, 2>(block, few, &mut quantised);
-                        $dot::<2>(block, codes, &quantised, out)
-                    }
-                    3 => {
-                        quantise::<$vector, 3>(block, few, &mut quantised);
-                        $dot::<3>(block, codes, &quantised, out)
-                    }
-                    _ => {
-                        quantise::<$vector, 4>(block, few, &mut quantised);
-                        $dot::<4>(block, codes, &quantised, out)
+        struct $level;
+
+        impl Kernel for $level {
+            type Ready = Quantised;
+
+            fn room() -> Quantised {
+                Quantised::room()
+            }
+
+            #[inline(always)]
+            unsafe fn prepare(block: &Block, few: Few, ready: &mut Quantised) {
+                // SAFETY: the same contract; these queries exist.
+                unsafe {
+                    match few.n {
+                        1 => quantise::<$vector, 1>(block, few.first, ready),
+                        2 => quantise::<$vector, 2>(block, few.first, ready),
+                        3 => quantise::<$vector, 3>(block, few.first, ready),
+                        _ => quantise::<$vector, 4>(block, few.first, ready),
                     }
                 }
+            }
+
+            #[inline(always)]
+            unsafe fn weigh(
+                block: &Block,
+                few: Few,
+                reference: &[f32; GROUP],
+                ready: &Quantised,
+                lines: &mut [f32],
+            ) -> Weighed {
+                // SAFETY: the same contract; a few queries are ready, and their lines exist.
+                unsafe {
+                    match few.n {
+                        1 => $dot::<1>(block, ready, reference, lines.as_mut_ptr()),
+                        2 => $dot::<2>(block, ready, reference, lines.as_mut_ptr()),
+                        3 => $dot::<3>(block, ready, reference, lines.as_mut_ptr()),
+                        _ => $dot::<4>(block, ready, reference, lines.as_mut_ptr()),
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn tokens_above(
+                weights: &shares::Weighed,
+                limit: f32,
+                tokens: &mut [u32],
+                lines: &mut [f32],
+            ) -> usize {
+                // SAFETY: the same contract.
+                unsafe { shares::above::<$vector>(weights, limit, tokens, lines) }
             }
         }
     };
 }
 
-entry!(scores_avx2, run_avx2, F32x8, dot_avx2, "avx2,fma,f16c");
+entry!(Avx2, run_avx2, F32x8, dot_avx2, "avx2,fma,f16c,popcnt");
 entry!(
-    scores_avx512,
+    Avx512,
     run_avx512,
     F32x16,
     dot_avx512,
-    "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c"
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,popcnt"
 );
 
-/// Turns the lines of a few queries into weights. What a line has beyond the block's tokens, up to
-/// a whole group, becomes too small to count.
-///
-/// # Safety
-/// The features of `V` are there, and each line has whole groups of tokens.
-#[inline(always)]
-unsafe fn weigh<V: Vector>(block: &Block, few: &Few, lines: &mut [f32]) -> Weighed {
-    let padded = block.n_tokens.next_multiple_of(GROUP_TOKENS);
-    // SAFETY: by the contract; a group is a whole number of vectors.
-    unsafe {
-        let mut tops = [V::splat(f32::NEG_INFINITY); GROUP];
-        let mut sums = [V::splat(0.0); GROUP];
-        for (g, line) in lines.chunks_mut(block.stride).enumerate().take(few.n) {
-            line[block.n_tokens..padded].fill(f32::NEG_INFINITY);
-            (tops[g % GROUP], sums[g % GROUP]) = powers::<V>(&mut line[..padded]);
+/// Turns the integer sums of a few queries into weights.
+struct Weighing<V, const G: usize> {
+    step: [V; G],
+    base: [V; G],
+    tops: [V; GROUP],
+    sums: [V; GROUP],
+}
+
+/// Zeros and then what leaves no weight, to be read from a place between.
+const BEYOND: [f32; 2 * GROUP_TOKENS] = {
+    let mut beyond = [0.0; 2 * GROUP_TOKENS];
+    let mut i = GROUP_TOKENS;
+    while i < beyond.len() {
+        beyond[i] = f32::NEG_INFINITY;
+        i += 1;
+    }
+    beyond
+};
+
+impl<V: Vector, const G: usize> Weighing<V, G> {
+    /// # Safety
+    /// The features of `V` are there.
+    #[inline(always)]
+    unsafe fn new(query: &Quantised, reference: &[f32; GROUP]) -> Self {
+        // SAFETY: by the contract.
+        unsafe {
+            let to_powers = _mm_set1_ps(LOG2_E);
+            let base = _mm_loadu_ps(query.base.as_ptr());
+            let base = _mm_sub_ps(base, _mm_loadu_ps(reference.as_ptr()));
+            let base = four(_mm_mul_ps(base, to_powers));
+            let step = four(_mm_mul_ps(_mm_loadu_ps(query.step.as_ptr()), to_powers));
+            let mut new = Self {
+                step: [V::splat(0.0); G],
+                base: [V::splat(0.0); G],
+                tops: [V::splat(f32::NEG_INFINITY); GROUP],
+                sums: [V::splat(0.0); GROUP],
+            };
+            for g in 0..G {
+                (new.step[g], new.base[g]) = (V::splat(step[g]), V::splat(base[g]));
+            }
+            new
         }
-        Weighed { top: four(V::max4(tops)), sum: four(V::sum4(sums)) }
+    }
+
+    /// Query g's weights of T times LANES tokens, of which the block has `n_left`.
+    ///
+    /// # Safety
+    /// The features of `V` are there, and `to` has room for them.
+    #[inline(always)]
+    unsafe fn take<const T: usize>(
+        &mut self,
+        g: usize,
+        sums: [V::Sums; T],
+        n_left: usize,
+        to: *mut f32,
+    ) {
+        // SAFETY: by the contract.
+        unsafe {
+            let mut powers = [V::splat(0.0); T];
+            for (power, sum) in powers.iter_mut().zip(sums) {
+                *power = V::from_sums(sum).fma(self.step[g], self.base[g]);
+            }
+            if n_left < T * V::LANES {
+                for (t, power) in powers.iter_mut().enumerate() {
+                    let n = n_left.saturating_sub(t * V::LANES).min(GROUP_TOKENS);
+                    *power = power.add(V::load(BEYOND.as_ptr().add(GROUP_TOKENS - n)));
+                }
+            }
+            for (t, power) in powers.into_iter().enumerate() {
+                let weight = exp2(power);
+                weight.store(to.add(t * V::LANES));
+                self.tops[g] = self.tops[g].max(power);
+                self.sums[g] = self.sums[g].add(weight);
+            }
+        }
+    }
+
+    /// # Safety
+    /// The features of `V` are there.
+    #[inline(always)]
+    unsafe fn done(self) -> Weighed {
+        // SAFETY: by the contract.
+        unsafe { Weighed { top: four(V::max4(self.tops)), sum: four(V::sum4(self.sums)) } }
     }
 }
 
-/// The first G of these queries as bytes.
+/// Queries first..first + G as bytes.
 ///
 /// # Safety
 /// The features of `V` are there, these queries exist, and lengths are as the door checked them.
 #[inline(always)]
-unsafe fn quantise<V: Vector, const G: usize>(block: &Block, few: &Few, to: &mut Quantised) {
-    let (SketchShape { n4, n2 }, g) = (block.shape, few.first);
+unsafe fn quantise<V: Vector, const G: usize>(block: &Block, first: usize, to: &mut Quantised) {
+    let (SketchShape { n4, n2 }, g) = (block.shape, first);
     let channels = n4 + n2;
     // SAFETY: q has these G lines, and c..c + n are channels of theirs and of the other tables.
     unsafe {
@@ -155,8 +241,8 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, few: &Few, to: &mut
         let usable = _mm_cmpgt_ps(largest, _mm_set1_ps(1e-30));
         let inverse = _mm_and_ps(usable, _mm_div_ps(_mm_set1_ps(127.0), largest));
         let step = _mm_and_ps(usable, _mm_mul_ps(largest, _mm_set1_ps(1.0 / 127.0)));
-        let (inverse, step4, step) = (four(inverse), step, four(step));
-        to.step = four(_mm_mul_ps(step4, _mm_set1_ps(LOG2_E)));
+        let (inverse, step) = (four(inverse), four(step));
+        to.step = step;
         let mut sums = Sums {
             inverse: [V::splat(0.0); G],
             middles: [V::splat(0.0); G],
@@ -185,10 +271,7 @@ unsafe fn quantise<V: Vector, const G: usize>(block: &Block, few: &Few, to: &mut
         for (i, to) in offsets.iter_mut().enumerate().take(G) {
             *to = *offset.add(i * block.offset_stride);
         }
-        let reference = _mm_loadu_ps(few.reference.as_ptr());
-        let offsets = _mm_sub_ps(_mm_loadu_ps(offsets.as_ptr()), reference);
-        let base = _mm_add_ps(V::sum4(base), offsets);
-        to.base = four(_mm_mul_ps(base, _mm_set1_ps(LOG2_E)));
+        to.base = four(_mm_add_ps(V::sum4(base), _mm_loadu_ps(offsets.as_ptr())));
     }
 }
 
@@ -280,6 +363,10 @@ unsafe fn single<V: Vector, const WHOLE: bool>(at: *const f32, n: usize) -> V {
     unsafe { if WHOLE { V::load(at) } else { V::load_part(at, n) } }
 }
 
+/// Groups of tokens whose sums are made together: with four queries these are sixteen, each a chain
+/// of its own, and a query's bytes are brought once for all of them.
+const GROUPS: usize = 4;
+
 /// # Safety
 /// AVX-512 VNNI is there, G queries are quantised, lengths are as the door checked them and `out`
 /// is the first query's line.
@@ -287,50 +374,111 @@ unsafe fn single<V: Vector, const WHOLE: bool>(at: *const f32, n: usize) -> V {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn dot_avx512<const G: usize>(
     block: &Block,
-    codes: &[u8],
     query: &Quantised,
+    reference: &[f32; GROUP],
+    out: *mut f32,
+) -> Weighed {
+    // SAFETY: this function has the features; groups first..first + T exist.
+    unsafe {
+        let mut weighing = Weighing::<F32x16, G>::new(query, reference);
+        let n_groups = block.n_tokens.div_ceil(GROUP_TOKENS);
+        let mut first = 0;
+        while first + GROUPS <= n_groups {
+            groups_avx512::<G, GROUPS>(block, query, first, &mut weighing, out);
+            first += GROUPS;
+        }
+        while first < n_groups {
+            groups_avx512::<G, 1>(block, query, first, &mut weighing, out);
+            first += 1;
+        }
+        weighing.done()
+    }
+}
+
+/// Groups first..first + T of the block's tokens.
+///
+/// # Safety
+/// As [`dot_avx512`], and these groups exist.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn groups_avx512<const G: usize, const T: usize>(
+    block: &Block,
+    query: &Quantised,
+    first: usize,
+    weighing: &mut Weighing<F32x16, G>,
     out: *mut f32,
 ) {
     let (units4, units2) = (block.shape.n4 / 8, block.shape.n2 / 16);
+    let group_bytes = block.shape.group_bytes();
     let (nibble, pair) = (_mm512_set1_epi8(15), _mm512_set1_epi8(3));
-    let mut at = codes.as_ptr();
-    for tokens in (0..block.n_tokens).step_by(GROUP_TOKENS) {
-        let mut sums = [_mm512_setzero_si512(); G];
-        // SAFETY: a group of tokens has units4 + units2 units, each query two or four dwords for
-        // each, and each line room for 16 tokens.
-        unsafe {
-            for u in 0..units4 {
-                let unit = _mm512_loadu_si512(at.cast());
-                at = at.add(UNIT_BYTES);
-                let low = _mm512_and_si512(unit, nibble);
-                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(unit), nibble);
-                for (g, sum) in sums.iter_mut().enumerate() {
-                    let quad = |i| _mm512_set1_epi32(query.quad(g, i));
-                    *sum = _mm512_dpbusd_epi32(*sum, low, quad(2 * u));
-                    *sum = _mm512_dpbusd_epi32(*sum, high, quad(2 * u + 1));
-                }
-            }
-            for u in 0..units2 {
-                let unit = _mm512_loadu_si512(at.cast());
-                at = at.add(UNIT_BYTES);
-                let first = _mm512_and_si512(unit, pair);
-                let second = _mm512_and_si512(_mm512_srli_epi16::<2>(unit), pair);
-                let third = _mm512_and_si512(_mm512_srli_epi16::<4>(unit), pair);
-                let fourth = _mm512_and_si512(_mm512_srli_epi16::<6>(unit), pair);
-                let i = 2 * units4 + 4 * u;
-                for (g, sum) in sums.iter_mut().enumerate() {
-                    let quad = |i| _mm512_set1_epi32(query.quad(g, i));
-                    *sum = _mm512_dpbusd_epi32(*sum, first, quad(i));
-                    *sum = _mm512_dpbusd_epi32(*sum, second, quad(i + 1));
-                    *sum = _mm512_dpbusd_epi32(*sum, third, quad(i + 2));
-                    *sum = _mm512_dpbusd_epi32(*sum, fourth, quad(i + 3));
-                }
-            }
-            for (g, sum) in sums.into_iter().enumerate() {
-                let (step, base) = (_mm512_set1_ps(query.step[g]), _mm512_set1_ps(query.base[g]));
-                let scores = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), step, base);
-                _mm512_storeu_ps(out.add(g * block.stride + tokens), scores);
-            }
+    let mut sums = [[_mm512_setzero_si512(); T]; G];
+    // SAFETY: a group of tokens has units4 + units2 units, each query two or four dwords for
+    // each, and each line room for 16 tokens.
+    unsafe {
+        let at = block.codes.as_ptr().add(first * group_bytes);
+        for u in 0..units4 {
+            let units = units::<T>(at.add(u * UNIT_BYTES), group_bytes);
+            add_dots(&mut sums, masked::<T, 0>(units, nibble), query, 2 * u);
+            add_dots(&mut sums, masked::<T, 4>(units, nibble), query, 2 * u + 1);
+        }
+        for u in 0..units2 {
+            let units = units::<T>(at.add((units4 + u) * UNIT_BYTES), group_bytes);
+            let i = 2 * units4 + 4 * u;
+            add_dots(&mut sums, masked::<T, 0>(units, pair), query, i);
+            add_dots(&mut sums, masked::<T, 2>(units, pair), query, i + 1);
+            add_dots(&mut sums, masked::<T, 4>(units, pair), query, i + 2);
+            add_dots(&mut sums, masked::<T, 6>(units, pair), query, i + 3);
+        }
+        let (token, n_left) = (first * GROUP_TOKENS, block.n_tokens - first * GROUP_TOKENS);
+        for (g, sums) in sums.into_iter().enumerate() {
+            weighing.take(g, sums, n_left, out.add(g * block.stride + token));
+        }
+    }
+}
+
+/// One unit of each of T groups of tokens.
+///
+/// # Safety
+/// AVX-512 is there, and so are these units.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn units<const T: usize>(at: *const u8, group_bytes: usize) -> [__m512i; T] {
+    let mut units = [_mm512_setzero_si512(); T];
+    for (t, unit) in units.iter_mut().enumerate() {
+        // SAFETY: by the contract.
+        *unit = unsafe { _mm512_loadu_si512(at.add(t * group_bytes).cast()) };
+    }
+    units
+}
+
+/// The codes of four neighbouring channels.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn masked<const T: usize, const SHIFT: u32>(units: [__m512i; T], mask: __m512i) -> [__m512i; T] {
+    let mut codes = units;
+    for code in &mut codes {
+        *code = _mm512_and_si512(_mm512_srli_epi16::<SHIFT>(*code), mask);
+    }
+    codes
+}
+
+/// Adds the products of codes with dword i of each query.
+///
+/// # Safety
+/// AVX-512 VNNI is there, and this dword of G queries is written.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn add_dots<const G: usize, const T: usize>(
+    sums: &mut [[__m512i; T]; G],
+    codes: [__m512i; T],
+    query: &Quantised,
+    i: usize,
+) {
+    for (g, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: by the contract.
+        let quad = _mm512_set1_epi32(unsafe { query.quad(g, i) });
+        for (sum, codes) in sums.iter_mut().zip(codes) {
+            *sum = _mm512_dpbusd_epi32(*sum, codes, quad);
         }
     }
 }
@@ -357,11 +505,16 @@ type Wide = [[MaybeUninit<__m256i>; GROUP]; WIDE_QUADS];
 /// As [`dot_avx512`], with AVX2.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_avx2<const G: usize>(block: &Block, codes: &[u8], query: &Quantised, out: *mut f32) {
+unsafe fn dot_avx2<const G: usize>(
+    block: &Block,
+    query: &Quantised,
+    reference: &[f32; GROUP],
+    out: *mut f32,
+) -> Weighed {
     let (units4, units2) = (block.shape.n4 / 8, block.shape.n2 / 16);
     if units4 * UNIT4_SUM + units2 * UNIT2_SUM > i16::MAX as usize {
         // SAFETY: the same contract.
-        return unsafe { dot_halves_avx2::<G>(block, codes, query, out) };
+        return unsafe { dot_halves_avx2::<G>(block, query, reference, out) };
     }
     let mut wide: Wide = [const { [MaybeUninit::uninit(); GROUP] }; WIDE_QUADS];
     for (i, wide) in wide.iter_mut().enumerate().take(2 * units4 + 4 * units2) {
@@ -372,12 +525,14 @@ unsafe fn dot_avx2<const G: usize>(block: &Block, codes: &[u8], query: &Quantise
     }
     let (nibble, pair) = (_mm256_set1_epi8(15), _mm256_set1_epi8(3));
     let ones = _mm256_set1_epi16(1);
-    let group_bytes = (units4 + units2) * UNIT_BYTES;
+    let group_bytes = block.shape.group_bytes();
+    // SAFETY: this function has the features.
+    let mut weighing = unsafe { Weighing::<F32x8, G>::new(query, reference) };
     for half in (0..block.n_tokens).step_by(GROUP_TOKENS / 2) {
         let mut sums = [_mm256_setzero_si256(); G];
         // SAFETY: as in dot_avx512; a half's bytes are each unit's first or second 32.
         unsafe {
-            let mut at = codes.as_ptr().add(half / GROUP_TOKENS * group_bytes);
+            let mut at = block.codes.as_ptr().add(half / GROUP_TOKENS * group_bytes);
             at = at.add(half % GROUP_TOKENS * 4);
             for u in 0..units4 {
                 let unit = _mm256_loadu_si256(at.cast());
@@ -398,15 +553,14 @@ unsafe fn dot_avx2<const G: usize>(block: &Block, codes: &[u8], query: &Quantise
                 add_products(&mut sums, &wide, i + 2, third, fourth);
             }
             for (g, sum) in sums.into_iter().enumerate() {
-                let (step, base) = (_mm256_set1_ps(query.step[g]), _mm256_set1_ps(query.base[g]));
-                let sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, ones));
-                _mm256_storeu_ps(
-                    out.add(g * block.stride + half),
-                    _mm256_fmadd_ps(sum, step, base),
-                );
+                let n_left = block.n_tokens.saturating_sub(half);
+                let to = out.add(g * block.stride + half);
+                weighing.take(g, [_mm256_madd_epi16(sum, ones)], n_left, to);
             }
         }
     }
+    // SAFETY: this function has the features.
+    unsafe { weighing.done() }
 }
 
 /// Adds the products of two neighbouring quads of codes with dwords i and i + 1 of each query.
@@ -443,19 +597,21 @@ unsafe fn add_products<const G: usize>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dot_halves_avx2<const G: usize>(
     block: &Block,
-    codes: &[u8],
     query: &Quantised,
+    reference: &[f32; GROUP],
     out: *mut f32,
-) {
+) -> Weighed {
     let (units4, units2) = (block.shape.n4 / 8, block.shape.n2 / 16);
     let (nibble, pair) = (_mm256_set1_epi8(15), _mm256_set1_epi8(3));
     let ones = _mm256_set1_epi16(1);
-    let group_bytes = (units4 + units2) * UNIT_BYTES;
+    let group_bytes = block.shape.group_bytes();
+    // SAFETY: this function has the features.
+    let mut weighing = unsafe { Weighing::<F32x8, G>::new(query, reference) };
     for half in (0..block.n_tokens).step_by(GROUP_TOKENS / 2) {
         let mut sums = [_mm256_setzero_si256(); G];
         // SAFETY: as in dot_avx512; a half's bytes are each unit's first or second 32.
         unsafe {
-            let mut at = codes.as_ptr().add(half / GROUP_TOKENS * group_bytes);
+            let mut at = block.codes.as_ptr().add(half / GROUP_TOKENS * group_bytes);
             at = at.add(half % GROUP_TOKENS * 4);
             for u in 0..units4 {
                 let unit = _mm256_loadu_si256(at.cast());
@@ -495,10 +651,12 @@ unsafe fn dot_halves_avx2<const G: usize>(
                 }
             }
             for (g, sum) in sums.into_iter().enumerate() {
-                let (step, base) = (_mm256_set1_ps(query.step[g]), _mm256_set1_ps(query.base[g]));
-                let scores = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), step, base);
-                _mm256_storeu_ps(out.add(g * block.stride + half), scores);
+                let n_left = block.n_tokens.saturating_sub(half);
+                let to = out.add(g * block.stride + half);
+                weighing.take(g, [sum], n_left, to);
             }
         }
     }
+    // SAFETY: this function has the features.
+    unsafe { weighing.done() }
 }

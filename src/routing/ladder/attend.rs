@@ -5,7 +5,6 @@ use std::slice::ChunksExactMut;
 
 use super::layer::Walk;
 use super::plan::{Chosen, Piece, PieceScratch, Sealed};
-use super::route::lanes;
 use super::slab::Stream;
 use crate::attend::{ROWS_AT_ONCE, attend_rows};
 use crate::kernels::{
@@ -44,16 +43,19 @@ pub fn attend_piece(
 /// mean. Weights are relative to Z, so the state's m is log Z; it stays open where every token is
 /// fetched.
 fn coarse(piece: &mut Piece, sealed: &Sealed, log_sum: &[f32], value_dim: usize) {
-    let (n_group, lanes) = (log_sum.len(), lanes(log_sum.len()));
+    let n_group = log_sum.len();
     let scratch = &mut piece.scratch;
     let n = piece.n_blocks;
     scratch.coarse.clear();
     let sums = piece.block_sum[..n_group * n].iter().zip(&piece.factor);
     scratch.coarse.extend(sums.map(|(sum, factor)| sum * factor));
     for of_block in piece.fetched.chunk_by(|a, b| a.block == b.block) {
-        let rest = scratch.coarse[of_block[0].block as usize..].iter_mut().step_by(n);
-        for (g, rest) in rest.enumerate() {
-            let share = |chosen: &Chosen| piece.weights[chosen.number as usize * lanes + g];
+        let block = of_block[0].block as usize;
+        let (start, n_candidates) = (piece.starts[block] as usize, piece.counts[block] as usize);
+        let shares = &piece.weights[start * n_group..][..n_candidates * n_group];
+        let rest = scratch.coarse[block..].iter_mut().step_by(n);
+        for (line, rest) in shares.chunks_exact(n_candidates).zip(rest) {
+            let share = |chosen: &Chosen| line[chosen.number as usize];
             *rest = (*rest - of_block.iter().map(share).sum::<f32>()).max(0.0);
         }
     }
@@ -95,7 +97,6 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
     let scratch = &mut piece.scratch;
     scratch.coefficients.clear();
     scratch.coefficients.resize(n_group * rank, 0.0);
-    let lanes = lanes(n_group);
     let mut blocks = sealed.layer.walk();
     let first = piece.first;
     let mut runs = piece.middle.chunk_by(|a, b| a.block == b.block).peekable();
@@ -118,7 +119,9 @@ fn middle(piece: &mut Piece, sealed: &Sealed, n_group: usize, value_dim: usize) 
         let (minimum, scale) = slab.coefficient_scales(sealed.head, block);
         let codes = slab.block(Stream::Coefficients, sealed.head, block);
         let coefficients = Coefficients { codes, minimum, scale };
-        let weights = TokenWeights { lines: &piece.weights, lanes, numbers: &scratch.numbers };
+        let (start, n) = (piece.starts[b] as usize, piece.counts[b] as usize);
+        let lines = &piece.weights[start * n_group..][..n * n_group];
+        let weights = TokenWeights { lines, n, numbers: &scratch.numbers };
         let out = &mut scratch.coefficients[..];
         coefficients_accumulate(&coefficients, &scratch.tokens, &weights, n_group, out);
     }

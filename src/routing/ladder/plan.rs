@@ -4,6 +4,7 @@ use std::any::Any;
 
 use super::{HeadLayout, Layer};
 use crate::attend::{RowScratch, SoftmaxState, TurnedQuery};
+use crate::kernels::GROUP;
 use crate::routing::Plan;
 
 /// A sealed token that is more than a part of its block's coarse row.
@@ -13,7 +14,7 @@ pub struct Chosen {
     pub block: u32,
     /// Its place in the block.
     pub token: u32,
-    /// Its number among the candidates.
+    /// Its number among its block's candidates.
     pub number: u32,
     /// Mean over the group of the token's share of the attention.
     pub share: f32,
@@ -31,13 +32,17 @@ pub struct Piece {
     pub block_sum: Vec<f32>,
     /// exp(reference) / Z, by which weights become shares, `[n_group][n_blocks]`.
     pub factor: Vec<f32>,
-    /// From scoring to choosing: block and place of the tokens that what is known of Z then leaves
-    /// to be chosen from.
-    pub candidates: Vec<(u32, u32)>,
-    /// How many of them lie in the newest blocks, and come first.
-    pub n_recent: usize,
-    /// Their weights, after choosing their shares, `[candidate][lanes]` (n_group and zeros), and
+    /// From scoring to choosing: the tokens that what is known of Z then leaves to be chosen from,
+    /// their places in their blocks. Those of the newest blocks come first, `n_recent`; there is
     /// room for more.
+    pub candidates: Vec<u32>,
+    pub n_candidates: usize,
+    pub n_recent: usize,
+    /// How many each block has, and, after choosing, how many come before them, `[n_blocks]`.
+    pub counts: Vec<u32>,
+    pub starts: Vec<u32>,
+    /// Their weights, after choosing their shares, of each block `[n_group][count]`, and room for
+    /// more.
     pub weights: Vec<f32>,
     /// Read exactly (the set T).
     pub fetched: Vec<Chosen>,
@@ -58,10 +63,10 @@ pub struct PieceScratch {
     pub turned: TurnedQuery,
     /// What the mean keys add to their blocks' scores, `[n_group][SCORED_AT_ONCE]`.
     pub offsets: Vec<f32>,
-    /// Score below which a block needs no weights, `[n_group]`.
-    pub floor: Vec<f32>,
-    /// What the next blocks' weights are relative to: log of the sum so far, `[n_group]`.
-    pub running: Vec<f32>,
+    /// What the next blocks' weights are relative to: log of the sum so far, of each query.
+    pub running: Vec<[f32; GROUP]>,
+    /// What blocks scored meanwhile add to it, relative to it.
+    pub known: Vec<[f32; GROUP]>,
     /// Coarse weights, `[n_group][n_blocks]`.
     pub coarse: Vec<f32>,
     /// Fetched rows that cannot be addressed where they lie.
@@ -71,14 +76,12 @@ pub struct PieceScratch {
     pub tokens: Vec<u32>,
     pub numbers: Vec<u32>,
     pub shares: Vec<f32>,
-    /// By which a block's weights become shares: of one block, and of the blocks that are being
-    /// scored, `[n_group][SCORED_AT_ONCE]`.
-    pub factors: Vec<f32>,
+    /// By which a block's weights become shares.
+    pub factors: Vec<[f32; GROUP]>,
+    /// Of a run of blocks, by which their sums are added.
     pub run_factors: Vec<f32>,
-    /// Weights of the blocks that are being scored, `[kept][n_group][stride]`, and what these
-    /// blocks' numbers in the piece are.
+    /// Weights of the block that is being scored, `[n_group][stride]`.
     pub block_weights: Vec<f32>,
-    pub kept: Vec<u32>,
     pub state: SoftmaxState,
     pub rows: RowScratch,
 }
@@ -95,8 +98,8 @@ impl Piece {
         ];
         let numbers: usize = numbers.iter().map(|list| list.capacity()).sum();
         let chosen = self.fetched.capacity() + self.middle.capacity();
-        let candidates = self.candidates.capacity() * size_of::<(u32, u32)>();
-        4 * numbers + candidates + chosen * size_of::<Chosen>()
+        let candidates = self.candidates.capacity() + 2 * self.counts.capacity();
+        4 * (numbers + candidates) + chosen * size_of::<Chosen>()
     }
 }
 
@@ -124,7 +127,7 @@ impl LadderPlan {
             piece.n_blocks = (number + 1) * n_blocks / n_pieces - piece.first;
             piece.fetched.clear();
             piece.middle.clear();
-            piece.candidates.clear();
+            piece.n_candidates = 0;
         }
     }
 

@@ -6,8 +6,8 @@ use super::plan::{Chosen, Piece, PieceScratch, Sealed};
 use super::slab::{Sketch, Slab, Stream, halves};
 use crate::attend::SoftmaxState;
 use crate::kernels::{
-    BlockSums, LANES, RowCodec, Rows, SketchRun, TOKENS, Weighed, exp_minus, max, row_scores,
-    sketch_run, tokens_above, weigh_lines,
+    BlockSums, Candidates, GROUP, RowCodec, Rows, SketchRun, TOKENS, Weighed, exp_minus, max,
+    row_scores, sketch_run, tokens_above, weigh_lines,
 };
 use crate::model::Rotation;
 use crate::params::Params;
@@ -19,13 +19,11 @@ const LESS_ROUNDING: f32 = 1.0 - 1e-3;
 /// with epsilon.
 const MIDDLE_FALLS_UNTIL: usize = 2;
 
-/// Places that a candidate's weights take; what is no head's is 0.
-pub fn lanes(n_group: usize) -> usize {
-    n_group.next_multiple_of(LANES)
-}
-
 /// Blocks of one slab that are scored before sums and floor move on.
 pub const SCORED_AT_ONCE: usize = 64;
+
+/// Numbers of a cache line.
+const LINE: usize = 16;
 
 /// Scores the piece's tokens for a group of query heads (`q`: `[n_group][key_dim]`, scaled):
 ///
@@ -37,26 +35,29 @@ pub const SCORED_AT_ONCE: usize = 64;
 /// maximum first.
 ///
 /// Z is at least what `seen` (residents, and the step's own rows) and the blocks scored so far sum
-/// to. What is below the lower threshold even of that cannot be chosen, and its block's coarse row
-/// needs the sum alone.
+/// to. A token whose share is below the lower threshold even of that cannot be chosen.
 pub fn score(piece: &mut Piece, sealed: &Sealed, q: &[f32], seen: &SoftmaxState, at: Thresholds) {
     let (n_group, n_blocks) = (seen.n_group(), piece.n_blocks);
     piece.reference.resize(n_blocks * n_group, 0.0);
     piece.block_sum.resize(n_blocks * n_group, 0.0);
+    piece.counts.resize(n_blocks, 0);
     let scratch = &mut piece.scratch;
     scratch.m.clear();
     scratch.m.resize(n_group, f32::NEG_INFINITY);
     scratch.l.clear();
     scratch.l.resize(n_group, 0.0);
+    let n_chunks = n_group.div_ceil(GROUP);
     scratch.running.clear();
-    scratch.running.extend((0..n_group).map(|g| seen.log_sum(g)));
-    scratch.floor.clear();
-    scratch.floor.extend(scratch.running.iter().map(|&log_sum| at.floor(log_sum)));
+    scratch.running.resize(n_chunks, [0.0; GROUP]);
+    let running = scratch.running.as_flattened_mut().iter_mut().enumerate().take(n_group);
+    running.for_each(|(g, running)| *running = seen.log_sum(g));
+    scratch.known.resize(n_chunks, [0.0; GROUP]);
+    scratch.factors.resize(n_chunks, [0.0; GROUP]);
 
     // The newest blocks first: they tell more of Z than any others, and with it who may be chosen.
     let recent = n_blocks.saturating_sub(SCORED_AT_ONCE);
     score_blocks(piece, sealed, q, seen, at, recent..n_blocks);
-    piece.n_recent = piece.candidates.len();
+    piece.n_recent = piece.n_candidates;
     score_blocks(piece, sealed, q, seen, at, 0..recent);
 }
 
@@ -79,29 +80,42 @@ fn score_blocks(
             prepare_query(&mut piece.scratch, sealed, slab.shape.sketch, q, n_group);
             prepared = wanted;
         }
-        let stride = slab.shape.n_tokens.next_multiple_of(16);
+        let room = n_group * slab.shape.n_tokens.next_multiple_of(16) + LINE;
+        if piece.scratch.block_weights.len() < room {
+            piece.scratch.block_weights.resize(room, 0.0);
+        }
         for first in range.clone().step_by(SCORED_AT_ONCE) {
             let run = first..range.end.min(first + SCORED_AT_ONCE);
             let blocks = done..done + run.len();
-            let room = run.len() * n_group * stride;
-            if piece.scratch.block_weights.len() < room {
-                piece.scratch.block_weights.resize(room, 0.0);
-            }
-            piece.scratch.kept.clear();
+            make_room(piece, run.len() * slab.shape.n_tokens, n_group);
             match slab.shape.sketch {
                 Sketch::Packed { n4: 0, n2: 0 } => {
-                    score_means(piece, slab, sealed.head, run, done, n_group)
+                    score_means(piece, slab, sealed.head, run, done, n_group, at)
                 }
                 Sketch::Packed { .. } => {
-                    score_sketches(piece, slab, sealed.head, run, done, n_group)
+                    score_sketches(piece, slab, sealed.head, run, done, n_group, at)
                 }
-                Sketch::Raw => score_keys(piece, slab, sealed.head, run, done, q, n_group),
+                Sketch::Raw => score_keys(piece, slab, sealed.head, run, done, q, n_group, at),
             }
-            sum_up(piece, blocks.clone(), n_group, seen, at);
-            collect(piece, blocks.start, slab.shape.n_tokens, n_group, at);
+            sum_up(piece, blocks.clone(), n_group, seen);
             done = blocks.end;
         }
     }
+}
+
+/// Makes room for `n` more candidates.
+fn make_room(piece: &mut Piece, n: usize, n_group: usize) {
+    let room = piece.n_candidates + n + TOKENS;
+    if piece.candidates.len() < room {
+        piece.candidates.resize(room, 0);
+        piece.weights.resize(room * n_group, 0.0);
+    }
+}
+
+/// `room` from the beginning of a line of the cache on: no vector stored there lies in two.
+fn from_line(room: &mut [f32]) -> &mut [f32] {
+    let start = room.as_ptr().align_offset(4 * LINE).min(LINE);
+    &mut room[start..]
 }
 
 /// What the mean keys of some blocks of a slab add to the scores of the blocks' tokens.
@@ -132,6 +146,7 @@ fn score_sketches(
     run: Range<usize>,
     done: usize,
     n_group: usize,
+    at: Thresholds,
 ) {
     offsets(piece, slab, head, &run, n_group);
     let n_blocks = piece.n_blocks;
@@ -147,20 +162,23 @@ fn score_sketches(
         n_group,
         offsets: &scratch.offsets,
         offset_stride: SCORED_AT_ONCE,
-        stride: slab.shape.n_tokens.next_multiple_of(16),
-        floor: &scratch.floor,
+        limit: at.limit(),
     };
-    let mut kept = [false; SCORED_AT_ONCE];
     let mut sums = BlockSums {
         running: &mut scratch.running,
         reference: &mut piece.reference[done..],
         sum: &mut piece.block_sum[done..],
         stride: n_blocks,
-        kept: &mut kept,
+        known: &mut scratch.known,
+        factors: &mut scratch.factors,
+        weights: from_line(&mut scratch.block_weights),
     };
-    sketch_run(&sketches, &mut scratch.block_weights, &mut sums);
-    let kept = kept.iter().take(run.len()).enumerate().filter(|(_, kept)| **kept);
-    scratch.kept.extend(kept.map(|(i, _)| (done + i) as u32));
+    let mut candidates = Candidates {
+        tokens: &mut piece.candidates[piece.n_candidates..],
+        lines: &mut piece.weights[piece.n_candidates * n_group..],
+        counts: &mut piece.counts[done..],
+    };
+    piece.n_candidates += sketch_run(&sketches, &mut sums, &mut candidates);
 }
 
 /// Blocks that have given up their sketches: all tokens score as the mean does.
@@ -171,21 +189,22 @@ fn score_means(
     run: Range<usize>,
     done: usize,
     n_group: usize,
+    at: Thresholds,
 ) {
     offsets(piece, slab, head, &run, n_group);
     let stride = slab.shape.n_tokens.next_multiple_of(16);
     for i in 0..run.len() {
         let scratch = &mut piece.scratch;
-        let start = scratch.kept.len() * n_group * stride;
         for g in 0..n_group {
-            let row = &mut scratch.block_weights[start + g * stride..][..slab.shape.n_tokens];
+            let row = &mut scratch.block_weights[g * stride..][..slab.shape.n_tokens];
             row.fill(scratch.offsets[g * SCORED_AT_ONCE + i]);
         }
-        sum_block(piece, slab.shape.n_tokens, done + i, n_group);
+        weigh(piece, slab.shape.n_tokens, done + i, n_group, at);
     }
 }
 
 /// Blocks whose sketch is the keys themselves.
+#[allow(clippy::too_many_arguments, reason = "a run of blocks and the query, as its siblings'")]
 fn score_keys(
     piece: &mut Piece,
     slab: &Slab,
@@ -194,15 +213,15 @@ fn score_keys(
     done: usize,
     q: &[f32],
     n_group: usize,
+    at: Thresholds,
 ) {
     let (codec, dim) = (RowCodec::F32, slab.shape.key_dim);
     let stride = slab.shape.n_tokens.next_multiple_of(16);
     for (i, block) in run.enumerate() {
         let scratch = &mut piece.scratch;
-        let start = scratch.kept.len() * n_group * stride;
         let keys = slab.block(Stream::Codes, head, block).chunks_exact(codec.row_bytes(dim));
         for (t, key) in keys.enumerate() {
-            let out = &mut scratch.block_weights[start + t..];
+            let out = &mut scratch.block_weights[t..];
             let turned = &scratch.turned;
             let q = if turned.bias.is_empty() { q } else { &turned.q };
             row_scores(codec, dim, q, n_group, &[key], out, stride);
@@ -210,68 +229,40 @@ fn score_keys(
                 out[g * stride] += bias;
             }
         }
-        sum_block(piece, slab.shape.n_tokens, done + i, n_group);
+        weigh(piece, slab.shape.n_tokens, done + i, n_group, at);
     }
 }
 
-/// Turns the scores that stand where the next kept block's weights go into weights, relative to the
-/// largest.
-fn sum_block(piece: &mut Piece, n_tokens: usize, number: usize, n_group: usize) {
-    let stride = n_tokens.next_multiple_of(16);
+/// Turns the scores of one block, number `number` of the piece, into weights relative to the
+/// largest, and takes out what may be chosen.
+fn weigh(piece: &mut Piece, n_tokens: usize, number: usize, n_group: usize, at: Thresholds) {
+    let (stride, part) = (n_tokens.next_multiple_of(16), (n_group as f32).recip());
     let scratch = &mut piece.scratch;
-    let start = scratch.kept.len() * n_group * stride;
-    let mut keep = false;
     for g in 0..n_group {
-        let row = &mut scratch.block_weights[start + g * stride..][..n_tokens];
+        let row = &mut scratch.block_weights[g * stride..][..n_tokens];
         let m = max(row);
-        keep |= m >= scratch.floor[g];
         piece.reference[g * piece.n_blocks + number] = m;
         piece.block_sum[g * piece.n_blocks + number] = exp_minus(row, m);
+        // Z is no less than the block's largest term, whatever else is known.
+        let running = scratch.running.as_flattened()[g];
+        scratch.factors.as_flattened_mut()[g] = part * (m - running).min(0.0).exp();
     }
-    if keep {
-        scratch.kept.push(number as u32);
-    }
+    let factors = &scratch.factors.as_flattened()[..n_group];
+    let weighed = Weighed { weights: &scratch.block_weights, stride, n_tokens, factors };
+    let tokens = &mut piece.candidates[piece.n_candidates..];
+    let lines = &mut piece.weights[piece.n_candidates * n_group..];
+    let n = tokens_above(&weighed, at.limit(), tokens, lines);
+    piece.counts[number] = n as u32;
+    piece.n_candidates += n;
 }
 
-/// Takes what may be chosen out of the kept ones of some blocks: tokens whose share is above the
-/// lower threshold if Z is what is known of it.
-fn collect(piece: &mut Piece, first: usize, n_tokens: usize, n_group: usize, at: Thresholds) {
-    let (stride, lanes) = (n_tokens.next_multiple_of(16), lanes(n_group));
-    let limit = if at.lowest() > 0.0 { at.lowest() * LESS_ROUNDING } else { at.lowest() };
+/// Takes the sums of some blocks into the piece's, and into what is known of Z.
+fn sum_up(piece: &mut Piece, blocks: Range<usize>, n_group: usize, seen: &SoftmaxState) {
     let scratch = &mut piece.scratch;
-    scratch.tokens.resize(n_tokens + TOKENS, 0);
-    scratch.factors.resize(n_group, 0.0);
-    for (kept, &block) in scratch.kept.iter().enumerate() {
-        let of_block = scratch.run_factors[block as usize - first..].iter().step_by(SCORED_AT_ONCE);
-        scratch.factors.iter_mut().zip(of_block).for_each(|(factor, f)| *factor = *f);
-        let weights = &scratch.block_weights[kept * n_group * stride..][..n_group * stride];
-        let weighed = Weighed { weights, stride, n_tokens, factors: &scratch.factors };
-        let start = piece.candidates.len() * lanes;
-        let end = start + (n_tokens + TOKENS) * lanes;
-        if piece.weights.len() < end {
-            piece.weights.resize(end, 0.0);
-        }
-        let lines = &mut piece.weights[start..end];
-        let n = tokens_above(&weighed, limit, &mut scratch.tokens, lines);
-        piece.candidates.extend(scratch.tokens[..n].iter().map(|&token| (block, token)));
-    }
-}
-
-/// Takes the sums of some blocks into the piece's, raises the floor accordingly, and leaves what
-/// turns the blocks' weights into parts of a share, if Z is what is known of it then.
-fn sum_up(
-    piece: &mut Piece,
-    blocks: Range<usize>,
-    n_group: usize,
-    seen: &SoftmaxState,
-    at: Thresholds,
-) {
-    let part = (n_group as f32).recip();
-    let scratch = &mut piece.scratch;
-    scratch.run_factors.resize(n_group * SCORED_AT_ONCE, 0.0);
-    for (g, factors) in scratch.run_factors.chunks_exact_mut(SCORED_AT_ONCE).enumerate() {
+    scratch.run_factors.resize(SCORED_AT_ONCE, 0.0);
+    for g in 0..n_group {
         let range = g * piece.n_blocks + blocks.start..g * piece.n_blocks + blocks.end;
-        let factors = &mut factors[..blocks.len()];
+        let factors = &mut scratch.run_factors[..blocks.len()];
         factors.copy_from_slice(&piece.reference[range.clone()]);
         let m = max(factors);
         exp_minus(factors, m);
@@ -280,10 +271,7 @@ fn sum_up(
         add(&mut scratch.m[g], &mut scratch.l[g], m, l);
         let (mut all_m, mut all_l) = (scratch.m[g], scratch.l[g]);
         add(&mut all_m, &mut all_l, seen.m[g], seen.l[g]);
-        scratch.running[g] = all_m + all_l.ln();
-        scratch.floor[g] = at.floor(scratch.running[g]);
-        let to_shares = part * (m - scratch.running[g]).exp();
-        factors.iter_mut().for_each(|factor| *factor *= to_shares);
+        scratch.running.as_flattened_mut()[g] = all_m + all_l.ln();
     }
 }
 
@@ -366,62 +354,55 @@ impl Thresholds {
         }
     }
 
-    fn lowest(&self) -> f32 {
-        self.fetch.min(self.middle)
-    }
-
-    /// The score below which no token of one head reaches the lower threshold, if log Z is
-    /// `log_sum`. A mean over heads is no larger than the largest.
-    fn floor(&self, log_sum: f32) -> f32 {
-        // Less what rounding may add to a share.
-        if self.lowest() > 0.0 { log_sum + self.lowest().ln() - 1e-3 } else { f32::NEG_INFINITY }
+    /// The share below which nothing is chosen, less what rounding may take from one.
+    fn limit(&self) -> f32 {
+        let lowest = self.fetch.min(self.middle);
+        if lowest > 0.0 { lowest * LESS_ROUNDING } else { lowest }
     }
 }
 
 /// Turns the candidates' weights into shares of each head, exp(score) / Z, and chooses by their mean
 /// over the group. `log_sum` is log Z of each head.
 pub fn select(piece: &mut Piece, log_sum: &[f32], at: Thresholds) {
-    let (n_group, n_blocks, lanes) = (log_sum.len(), piece.n_blocks, lanes(log_sum.len()));
+    let (n_group, n_blocks) = (log_sum.len(), piece.n_blocks);
     piece.factor.clear();
     piece.factor.extend_from_slice(&piece.reference[..n_group * n_blocks]);
     for (factor, &log_sum) in piece.factor.chunks_mut(n_blocks.max(1)).zip(log_sum) {
         exp_minus(factor, log_sum);
     }
     let part = (n_group as f32).recip();
-    let PieceScratch { factors, shares, .. } = &mut piece.scratch;
-    factors.clear();
-    factors.resize(lanes, 0.0);
+    piece.starts.resize(n_blocks, 0);
+    // Every candidate is written to both lists, and stays where it belongs: nobody can guess which
+    // one that is.
+    let (mut n_fetched, mut n_middle) = (0, 0);
+    piece.fetched.resize(piece.n_candidates, Chosen::default());
+    piece.middle.resize(piece.n_candidates, Chosen::default());
     // In the blocks' order: those that were scored first are the last.
-    let (recent, older) = piece.candidates.split_at(piece.n_recent);
-    let mut number = recent.len();
-    let in_order = [older, recent].into_iter().flat_map(|list| list.chunk_by(|a, b| a.0 == b.0));
-    for candidates in in_order {
-        if candidates.as_ptr() == recent.as_ptr() {
-            number = 0;
+    let mut start = piece.n_recent;
+    for b in 0..n_blocks {
+        if b + SCORED_AT_ONCE == n_blocks.max(SCORED_AT_ONCE) {
+            start = 0;
         }
-        let (block, n) = (candidates[0].0, candidates.len());
-        let of_block = piece.factor.chunks_exact(n_blocks).map(|of_head| of_head[block as usize]);
-        factors.iter_mut().zip(of_block).for_each(|(factor, f)| *factor = f);
-        shares.resize(n, 0.0);
-        weigh_lines(factors, &mut piece.weights[number * lanes..][..n * lanes], shares);
-        // Every candidate is written to both lists, and stays where it belongs: nobody can guess
-        // which one that is.
-        let (mut n_fetched, mut n_middle) = (piece.fetched.len(), piece.middle.len());
-        piece.fetched.resize(n_fetched + n, Chosen::default());
-        piece.middle.resize(n_middle + n, Chosen::default());
-        for (i, (&(_, token), sum)) in candidates.iter().zip(shares.iter()).enumerate() {
+        piece.starts[b] = start as u32;
+        let n = piece.counts[b] as usize;
+        let candidates = &piece.candidates[start..][..n];
+        let lines = &mut piece.weights[start * n_group..][..n * n_group];
+        piece.scratch.shares.resize(n, 0.0);
+        weigh_lines(&piece.factor[b..], n_blocks, lines, &mut piece.scratch.shares);
+        let shares = candidates.iter().zip(&piece.scratch.shares).enumerate();
+        for (number, (&token, sum)) in shares {
             let share = part * sum;
-            let chosen = Chosen { block, token, number: (number + i) as u32, share };
+            let chosen = Chosen { block: b as u32, token, number: number as u32, share };
             let fetch = share > at.fetch;
             piece.fetched[n_fetched] = chosen;
             n_fetched += usize::from(fetch);
             piece.middle[n_middle] = chosen;
             n_middle += usize::from(!fetch & (share > at.middle));
         }
-        piece.fetched.truncate(n_fetched);
-        piece.middle.truncate(n_middle);
-        number += n;
+        start += n;
     }
+    piece.fetched.truncate(n_fetched);
+    piece.middle.truncate(n_middle);
 }
 
 /// Keeps the `budget` largest shares of a unit's pieces; the others see the value sketch.
@@ -470,14 +451,13 @@ mod tests {
         assert!(at(8192).middle < at(4096).middle);
         assert_eq!(at(1 << 20).middle, at(8192).middle);
         // Where it would lie above epsilon, what is not fetched is coarse.
-        assert_eq!(at(1 << 22).lowest(), at(1 << 22).fetch);
+        assert_eq!(at(1 << 22).limit(), at(1 << 22).fetch * LESS_ROUNDING);
     }
 
     #[test]
     fn epsilon_0_reads_every_token_and_without_value_sketches_there_is_no_middle() {
         let all = Thresholds::at(&Params { share_threshold: 0.0, ..Params::default() }, 100, true);
-        assert!(all.fetch < 0.0 && all.lowest() < 0.0);
-        assert_eq!(all.floor(3.0), f32::NEG_INFINITY);
+        assert!(all.fetch < 0.0 && all.limit() < 0.0);
         let fixed = Params { share_reference: 0, ..Params::default() };
         for n_tokens in [1, 1 << 20] {
             let at = Thresholds::at(&fixed, n_tokens, false);
